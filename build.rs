@@ -1,0 +1,3 @@
+//! Build-time sources: the backend's rules module (`build/rules.rs`) and our CUDA kernels (`build/cuda.rs`).
+
+fn main() {}

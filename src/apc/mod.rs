@@ -1,0 +1,1 @@
+//! Building APCs: ISA, AIR extraction, bus map, bus interaction handler, adapter, program rewriting.

@@ -1,0 +1,1 @@
+//! Bus interactions → programs → histograms. Host only; knows no VM.

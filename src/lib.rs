@@ -1,0 +1,10 @@
+//! Autoprecompiles (APCs) for OpenVM 2.0, on stock crates.io crates.
+//!
+//! The floors, top to bottom; each may use only what lies below it:
+//! `pipeline` → `vm` → `trace` → `apc` → `gpu` (feature `cuda`) → `bus`.
+
+pub mod apc;
+pub mod bus;
+pub mod pipeline;
+pub mod trace;
+pub mod vm;

@@ -1,0 +1,3 @@
+//! `cli-openvm`: arguments, logging, progress, reports. No logic.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! guest → profile → select APCs → setup → execute | prove → verify, with artifacts on disk.

@@ -1,0 +1,1 @@
+//! APC trace generation, substage by substage.

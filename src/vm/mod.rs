@@ -1,0 +1,1 @@
+//! The OpenVM extension: config, executor, AIR, chips, periphery.
