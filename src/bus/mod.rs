@@ -1,7 +1,18 @@
 //! Bus interactions → programs → histograms. Host only; knows no VM.
 
+pub mod error;
 pub mod field;
+pub mod interaction;
+pub mod kernel;
+pub mod reference;
 pub mod table;
+pub mod trace;
+
+pub use error::BusError;
+pub use interaction::{ColumnOrder, CountingInteractions};
+pub use kernel::{BusKernel, BusProgram};
+pub use table::{Histograms, PeripheryTables};
+pub use trace::TraceView;
 
 /// The field of traces: BabyBear, as OpenVM uses it.
 pub use openvm_stark_sdk::config::baby_bear_poseidon2::F;

@@ -1,1 +1,17 @@
 //! The OpenVM extension: config, executor, AIR, chips, periphery.
+
+pub mod air;
+pub mod arena;
+pub mod chip;
+pub mod config;
+pub mod error;
+pub mod executor;
+pub mod extension;
+pub mod records;
+pub mod shared;
+
+pub use air::ApcAir;
+pub use config::ApcVmConfig;
+pub use error::ApcVmError;
+pub use extension::{ApcExtension, ApcVmBuilder};
+pub use shared::SharedApc;

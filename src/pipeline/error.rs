@@ -1,0 +1,129 @@
+//! What can go wrong between a guest and a verified proof, in a user's words.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::{apc::ApcError, bus::BusError, trace::TraceError, vm::ApcVmError};
+
+/// An error of the floor `pipeline`.
+#[derive(Debug, Error)]
+pub enum PipelineError {
+    /// The guest is neither a shipped one nor a file.
+    #[error("unknown guest `{name}`: use a shipped guest ({shipped}), the path of an ELF, or the path of a guest crate")]
+    UnknownGuest {
+        /// What was asked for.
+        name: String,
+        /// The shipped guests.
+        shipped: String,
+    },
+    /// A guest crate without a built ELF.
+    #[error(
+        "the guest crate {path} has no built ELF (looked for {looked_for}): build it first, e.g. with guests/build.sh"
+    )]
+    GuestNotBuilt {
+        /// The crate.
+        path: PathBuf,
+        /// Where its ELF would be.
+        looked_for: PathBuf,
+    },
+    /// A file cannot be read.
+    #[error("{what} {path} cannot be read: {source}")]
+    Read {
+        /// What it is.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file cannot be written.
+    #[error("{what} {path} cannot be written: {source}")]
+    Write {
+        /// What it is.
+        what: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// There is no cache directory to fall back on.
+    #[error("there is no default artifacts directory on this machine: name one with --artifacts-dir")]
+    NoArtifactsDirectory,
+    /// The VM configuration of a guest cannot be parsed.
+    #[error("the VM configuration {path} cannot be read: {message}")]
+    VmConfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        message: String,
+    },
+    /// The guest reads more input than it was given.
+    #[error("the guest reads input that was not given: pass it with --input (pc {pc:#010x})")]
+    InputMissing {
+        /// Where it reads.
+        pc: u32,
+    },
+    /// The guest failed.
+    #[error("the guest failed: {0}")]
+    Guest(String),
+    /// The guest exited with an error.
+    #[error("the guest exited with code {0}")]
+    ExitCode(u32),
+    /// Building APCs failed.
+    #[error(transparent)]
+    Apc(#[from] ApcError),
+    /// The APC extension could not be set up.
+    #[error(transparent)]
+    Extension(#[from] ApcVmError),
+    /// An APC trace could not be generated.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A bus program could not be compiled, or named.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// The VM could not be set up, or its trace not be generated.
+    #[error("the VM failed: {0}")]
+    Vm(String),
+    /// The prover failed.
+    #[error("proving segment {segment} failed: {message}")]
+    Prove {
+        /// The segment.
+        segment: usize,
+        /// Why.
+        message: String,
+    },
+    /// A constraint or a bus does not hold.
+    #[error("the trace of segment {segment} is invalid: {message}")]
+    Mock {
+        /// The segment.
+        segment: usize,
+        /// Which.
+        message: String,
+    },
+    /// The proof does not verify.
+    #[error("the proof is not valid: {0}")]
+    Verify(String),
+    /// The proof is of another program.
+    #[error(
+        "the proof is of another program: it commits to {found}, but {expected} was expected \
+         (another guest, other APCs, or other flags)"
+    )]
+    OtherProgram {
+        /// The commitment in the proof.
+        found: String,
+        /// The expected commitment.
+        expected: String,
+    },
+    /// The proof file is damaged.
+    #[error("{path} is no proof of this program version, or is damaged: {message}")]
+    ProofFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}

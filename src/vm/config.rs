@@ -1,0 +1,165 @@
+//! The configuration of a VM with APCs: any VM configuration, and the APCs that extend it.
+
+use std::sync::Arc;
+
+use openvm_circuit::arch::{
+    AirInventory, AirInventoryError, ExecutorInventory, ExecutorInventoryError, InitFileGenerator,
+    SystemConfig, VmCircuitConfig, VmExecutionConfig,
+};
+use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    error::ApcVmError, executor::ApcVmExecutor, extension::ApcExtension, shared::SharedApc,
+};
+use crate::{
+    apc::{Autoprecompile, VmBuses},
+    bus::{BusKernel, F},
+};
+
+/// A VM configuration `VC`, extended by APCs.
+///
+/// Clones share the compiled programs and the pending records; that is safe, also for VMs used side by side.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(
+    try_from = "StoredConfig<VC>",
+    into = "StoredConfig<VC>",
+    bound(
+        serialize = "VC: Clone + Serialize",
+        deserialize = "VC: Deserialize<'de>"
+    )
+)]
+pub struct ApcVmConfig<VC> {
+    inner: VC,
+    buses: VmBuses,
+    bus_kernel: BusKernel,
+    apcs: Vec<SharedApc>,
+}
+
+/// What of an [`ApcVmConfig`] is stored.
+#[derive(Serialize, Deserialize)]
+struct StoredConfig<VC> {
+    inner: VC,
+    buses: VmBuses,
+    bus_kernel: BusKernel,
+    apcs: Vec<Autoprecompile>,
+}
+
+impl<VC> TryFrom<StoredConfig<VC>> for ApcVmConfig<VC> {
+    type Error = ApcVmError;
+
+    fn try_from(stored: StoredConfig<VC>) -> Result<Self, ApcVmError> {
+        Self::new(stored.inner, stored.buses, stored.apcs, stored.bus_kernel)
+    }
+}
+
+impl<VC> From<ApcVmConfig<VC>> for StoredConfig<VC> {
+    fn from(config: ApcVmConfig<VC>) -> Self {
+        Self {
+            inner: config.inner,
+            buses: config.buses,
+            bus_kernel: config.bus_kernel,
+            apcs: config
+                .apcs
+                .iter()
+                .map(|apc| (**apc.apc()).clone())
+                .collect(),
+        }
+    }
+}
+
+impl<VC> ApcVmConfig<VC> {
+    /// Extends `inner` by APCs that were built from its AIRs, whose buses are `buses`.
+    pub fn new(
+        inner: VC,
+        buses: VmBuses,
+        apcs: Vec<Autoprecompile>,
+        bus_kernel: BusKernel,
+    ) -> Result<Self, ApcVmError> {
+        Ok(Self {
+            apcs: apcs
+                .into_iter()
+                .map(|apc| SharedApc::new(Arc::new(apc), &buses))
+                .collect::<Result<_, _>>()?,
+            inner,
+            buses,
+            bus_kernel,
+        })
+    }
+
+    /// The configuration that is extended.
+    pub fn inner(&self) -> &VC {
+        &self.inner
+    }
+
+    /// The APCs, with what their executors and chips share.
+    pub fn apcs(&self) -> &[SharedApc] {
+        &self.apcs
+    }
+
+    /// The kernel that applies the APCs' bus interactions.
+    pub fn bus_kernel(&self) -> BusKernel {
+        self.bus_kernel
+    }
+
+    /// The same with another kernel. Compiled programs of either stay shared.
+    pub fn with_bus_kernel(mut self, bus_kernel: BusKernel) -> Self {
+        self.bus_kernel = bus_kernel;
+        self
+    }
+
+    /// The buses of the wrapped VM.
+    pub fn buses(&self) -> &VmBuses {
+        &self.buses
+    }
+}
+
+impl<VC> VmExecutionConfig<F> for ApcVmConfig<VC>
+where
+    VC: VmExecutionConfig<F> + VmCircuitConfig<BabyBearPoseidon2Config>,
+    VC::Executor: 'static,
+{
+    type Executor = ApcVmExecutor<VC::Executor>;
+
+    fn create_executors(
+        &self,
+    ) -> Result<ExecutorInventory<Self::Executor>, ExecutorInventoryError> {
+        self.inner
+            .create_executors()?
+            .extend::<F, _, _>(&ApcExtension(self))
+    }
+}
+
+impl<VC: VmCircuitConfig<BabyBearPoseidon2Config>> VmCircuitConfig<BabyBearPoseidon2Config>
+    for ApcVmConfig<VC>
+where
+    VC: VmExecutionConfig<F>,
+    VC::Executor: 'static,
+{
+    fn create_airs(&self) -> Result<AirInventory<BabyBearPoseidon2Config>, AirInventoryError> {
+        use openvm_circuit::arch::VmCircuitExtension;
+
+        let mut inventory = self.inner.create_airs()?;
+        inventory.start_new_extension();
+        ApcExtension(self).extend_circuit(&mut inventory)?;
+        Ok(inventory)
+    }
+}
+
+impl<VC: AsRef<SystemConfig>> AsRef<SystemConfig> for ApcVmConfig<VC> {
+    fn as_ref(&self) -> &SystemConfig {
+        self.inner.as_ref()
+    }
+}
+
+impl<VC: AsMut<SystemConfig>> AsMut<SystemConfig> for ApcVmConfig<VC> {
+    fn as_mut(&mut self) -> &mut SystemConfig {
+        self.inner.as_mut()
+    }
+}
+
+impl<VC: InitFileGenerator> InitFileGenerator for ApcVmConfig<VC> {
+    fn generate_init_file_contents(&self) -> Option<String> {
+        self.inner.generate_init_file_contents()
+    }
+}
