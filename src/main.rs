@@ -1,3 +1,7 @@
 //! `cli-openvm`: arguments, logging, progress, reports. No logic.
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}

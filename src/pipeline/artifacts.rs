@@ -88,13 +88,16 @@ impl ArtifactStore {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
             Err(error) => {
-                tracing::warn!("{} cannot be read ({error}): building it anew", path.display());
+                tracing::warn!(
+                    "{} cannot be read ({error}): building it anew",
+                    path.display()
+                );
                 return None;
             }
         };
         let value = bytes
             .split_at_checked(CHECKSUM_BYTES)
-            .filter(|(checksum, json)| Sha256::digest(json).as_slice() == *checksum)
+            .filter(|(checksum, json)| *Sha256::digest(json) == **checksum)
             .and_then(|(_, json)| serde_json::from_slice(json).ok());
         if value.is_none() {
             tracing::warn!("{} is damaged: building it anew", path.display());

@@ -48,7 +48,9 @@ pub enum PipelineError {
         source: std::io::Error,
     },
     /// There is no cache directory to fall back on.
-    #[error("there is no default artifacts directory on this machine: name one with --artifacts-dir")]
+    #[error(
+        "there is no default artifacts directory on this machine: name one with --artifacts-dir"
+    )]
     NoArtifactsDirectory,
     /// The VM configuration of a guest cannot be parsed.
     #[error("the VM configuration {path} cannot be read: {message}")]

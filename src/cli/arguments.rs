@@ -1,0 +1,101 @@
+//! The arguments.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+use openvm_apc::{apc::Pgo, pipeline::Security};
+
+/// Autoprecompiles for OpenVM: profile, build, execute, prove, verify.
+#[derive(Debug, Parser)]
+#[command(name = "cli-openvm", version)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A stage.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Profile the guest, build and select APCs.
+    SelectApcs(Common),
+    /// Set up the VM with the APCs, and print what identifies it and the program.
+    Setup(ProveArguments),
+    /// Run the guest without proving: public values, segments, trace sizes.
+    Execute(ProveArguments),
+    /// Prove the guest's run, verify the proof, print what it says.
+    Prove(ProveArguments),
+    /// Verify a proof file.
+    Verify {
+        /// A file that `prove --proof` wrote.
+        file: PathBuf,
+    },
+}
+
+/// What every stage needs.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// A shipped guest (guest-keccak), the path of an ELF, or the path of a guest crate.
+    pub guest: String,
+    /// How many APCs to use; 0 is plain OpenVM.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub autoprecompiles: u64,
+    /// Pass over this many of the best-ranked APCs first.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub skip: u64,
+    /// The guest's input: one u32.
+    #[arg(long, value_name = "M")]
+    pub input: Option<u32>,
+    /// The input to profile with, if not --input.
+    #[arg(long, value_name = "M")]
+    pub profile_input: Option<u32>,
+    /// How blocks are ranked.
+    #[arg(long, value_enum, default_value_t)]
+    pub pgo: Pgo,
+    /// The most columns that all APCs may have together (with --pgo cell).
+    #[arg(long, value_name = "N")]
+    pub max_columns: Option<usize>,
+    /// Write every APC candidate there, for inspection; builds them anew.
+    #[arg(long, value_name = "DIR")]
+    pub apc_candidates_dir: Option<PathBuf>,
+    /// Where results of stages are kept [default: the platform's cache directory].
+    #[arg(long, value_name = "DIR")]
+    pub artifacts_dir: Option<PathBuf>,
+    /// Write OpenVM's metrics there, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+}
+
+/// What execution and proving need.
+#[derive(Debug, Args)]
+pub struct ProveArguments {
+    #[command(flatten)]
+    pub common: Common,
+    /// The kernel for the APCs' bus interactions: vm or dag [env: POWDR_BUS_KERNEL] [default: vm].
+    #[arg(long, value_name = "KERNEL")]
+    pub bus_kernel: Option<String>,
+    /// Bits of security; `toy` is fast and worth nothing.
+    #[arg(long, value_enum, default_value_t)]
+    pub security: Security,
+    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
+    #[arg(long, value_name = "MIB")]
+    pub segment_memory: Option<usize>,
+    /// Write the proof there, with all that is needed to check it.
+    #[arg(long, value_name = "FILE")]
+    pub proof: Option<PathBuf>,
+    /// Check every constraint and every bus on the full traces instead of proving.
+    #[arg(long)]
+    pub mock: bool,
+}
+
+impl Arguments {
+    /// Where to write metrics.
+    pub fn metrics(&self) -> Option<&Path> {
+        match &self.command {
+            Command::SelectApcs(common) => common.metrics.as_deref(),
+            Command::Setup(arguments) | Command::Execute(arguments) | Command::Prove(arguments) => {
+                arguments.common.metrics.as_deref()
+            }
+            Command::Verify { .. } => None,
+        }
+    }
+}
