@@ -2,11 +2,13 @@
 
 pub mod air;
 pub mod arena;
+pub mod binding;
 pub mod chip;
 pub mod config;
 pub mod error;
 pub mod executor;
 pub mod extension;
+pub mod mock;
 pub mod records;
 pub mod shared;
 
