@@ -254,8 +254,10 @@ fn names_the_unbalanced_message_and_its_airs() {
     let unsatisfied = traces.unsatisfied();
     assert_eq!(unsatisfied.violated_constraints, 0);
     assert_eq!(unsatisfied.unbalanced_messages, 2);
-    for (message, sum, air, row) in [(vec![5, 8], 1, "Fibonacci", 3), (vec![5, 9], -1, "Receiver", 0)]
-    {
+    for (message, sum, air, row) in [
+        (vec![5, 8], 1, "Fibonacci", 3),
+        (vec![5, 9], -1, "Receiver", 0),
+    ] {
         let found = unsatisfied
             .messages
             .iter()

@@ -6,6 +6,7 @@ use openvm_circuit_primitives::ColumnsAir;
 use openvm_stark_backend::{
     interaction::{BusIndex, InteractionBuilder},
     p3_air::{Air, BaseAir},
+    p3_field::PrimeCharacteristicRing,
     p3_matrix::Matrix,
     BaseAirWithPublicValues, PartitionedBaseAir,
 };
@@ -15,8 +16,9 @@ use powdr_expression::{
     AlgebraicUnaryOperator,
 };
 
+use super::binding::Binding;
 use crate::{
-    apc::Autoprecompile,
+    apc::{Autoprecompile, VmBuses},
     bus::{field::to_f, interaction::Expression, ColumnOrder, F},
 };
 
@@ -29,13 +31,20 @@ const COUNT_WEIGHT: u32 = 1;
 pub struct ApcAir {
     apc: Arc<Autoprecompile>,
     columns: ColumnOrder,
+    binding: Binding,
+    execution_bus: BusIndex,
 }
 
 impl ApcAir {
-    /// The AIR of this APC.
-    pub fn new(apc: Arc<Autoprecompile>) -> Self {
+    /// The AIR of this APC in a VM with these buses, to which it is bound by `binding`.
+    pub fn new(apc: Arc<Autoprecompile>, binding: Binding, buses: &VmBuses) -> Self {
         let columns = ColumnOrder::new(apc.columns.iter().map(|column| column.poly_id));
-        Self { apc, columns }
+        Self {
+            apc,
+            columns,
+            binding,
+            execution_bus: bus_index(buses.execution),
+        }
     }
 
     /// The APC.
@@ -79,12 +88,19 @@ where
             builder.assert_zero(evaluate(&constraint.expr));
         }
         for interaction in &self.apc.machine.bus_interactions {
-            let bus = BusIndex::try_from(interaction.id)
-                .expect("bus ids come from OpenVM's 16-bit bus indices");
+            let bus = bus_index(interaction.id);
             let arguments: Vec<AB::Expr> = interaction.args.iter().map(evaluate).collect();
             builder.push_interaction(bus, arguments, evaluate(&interaction.mult), COUNT_WEIGHT);
         }
+        // Never sent: they are there to be counted by the verifier, see `Binding::padding_interactions`.
+        for _ in 0..self.binding.padding_interactions {
+            builder.push_interaction(self.execution_bus, [AB::Expr::ZERO], AB::Expr::ZERO, 0);
+        }
     }
+}
+
+fn bus_index(id: u64) -> BusIndex {
+    BusIndex::try_from(id).expect("bus ids come from OpenVM's 16-bit bus indices")
 }
 
 impl ApcAir {

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::binding::BindingError;
 use crate::{bus::BusError, trace::TraceError};
 
 /// An error of the floor `vm`.
@@ -17,5 +18,13 @@ pub enum ApcVmError {
         apc: String,
         /// What is wrong.
         source: BusError,
+    },
+    /// An APC's rows are not bound to the calls of its block.
+    #[error("APC {apc} is not sound: {source}; build it anew")]
+    Unbound {
+        /// The APC.
+        apc: String,
+        /// What is missing.
+        source: BindingError,
     },
 }

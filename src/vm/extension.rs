@@ -80,7 +80,11 @@ fn original_widths<VC: VmCircuitConfig<SC>>(inner: &VC) -> Vec<usize> {
 impl<VC> VmCircuitExtension<SC> for ApcExtension<'_, VC> {
     fn extend_circuit(&self, inventory: &mut AirInventory<SC>) -> Result<(), AirInventoryError> {
         for shared in self.0.apcs() {
-            inventory.add_air(ApcAir::new(shared.apc().clone()));
+            inventory.add_air(ApcAir::new(
+                shared.apc().clone(),
+                shared.binding(),
+                self.0.buses(),
+            ));
         }
         Ok(())
     }

@@ -481,16 +481,15 @@ impl<'a, F: PrimeField64> AirCheck<'a, F> {
         E: StarkEngine,
         E::SC: StarkProtocolConfig<F = F>,
     {
-        let to_host = |matrix| {
-            engine
-                .device()
-                .transport_matrix_from_device_to_host(matrix)
-        };
+        let to_host = |matrix| engine.device().transport_matrix_from_device_to_host(matrix);
         let has_common_main = pk.vk.params.width.common_main != 0;
         Self {
             name: &pk.air_name,
             dag: &pk.vk.symbolic_constraints,
-            preprocessed: pk.preprocessed_data.as_ref().map(|data| to_host(&data.trace)),
+            preprocessed: pk
+                .preprocessed_data
+                .as_ref()
+                .map(|data| to_host(&data.trace)),
             main: ctx
                 .cached_mains
                 .iter()

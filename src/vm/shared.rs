@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{error::ApcVmError, records::RecordStore};
+use super::{binding::Binding, error::ApcVmError, records::RecordStore};
 use crate::{
     apc::{Autoprecompile, VmBuses},
     bus::{BusError, BusKernel, BusProgram, ColumnOrder, CountingInteractions},
@@ -21,6 +21,7 @@ pub struct SharedApc {
 struct Inner {
     apc: Arc<Autoprecompile>,
     plan: Arc<TracePlan>,
+    binding: Binding,
     interactions: CountingInteractions,
     records: Arc<RecordStore>,
     programs: [OnceLock<Result<Arc<BusProgram>, BusError>>; BusKernel::ALL.len()],
@@ -33,9 +34,13 @@ impl fmt::Debug for SharedApc {
 }
 
 impl SharedApc {
-    /// Plans the APC's trace and picks its counting interactions.
+    /// Checks what binds the APC's rows, plans its trace and picks its counting interactions.
     pub fn new(apc: Arc<Autoprecompile>, buses: &VmBuses) -> Result<Self, ApcVmError> {
         let plan = Arc::new(TracePlan::new(&apc)?);
+        let binding = Binding::of(&apc, buses).map_err(|source| ApcVmError::Unbound {
+            apc: apc.name.clone(),
+            source,
+        })?;
         let columns = ColumnOrder::new(apc.columns.iter().map(|column| column.poly_id));
         let interactions = CountingInteractions::new(
             &apc.machine.bus_interactions,
@@ -51,6 +56,7 @@ impl SharedApc {
             inner: Arc::new(Inner {
                 apc,
                 plan,
+                binding,
                 interactions,
                 records: Arc::default(),
                 programs: Default::default(),
@@ -66,6 +72,11 @@ impl SharedApc {
     /// What its trace is made of.
     pub fn plan(&self) -> &Arc<TracePlan> {
         &self.inner.plan
+    }
+
+    /// What binds its rows to program, order and time.
+    pub fn binding(&self) -> Binding {
+        self.inner.binding
     }
 
     /// The records that wait for their trace.
