@@ -5,9 +5,10 @@
 //! those an AIR would give when asked again. Traces come one AIR at a time from the device to the host, so that the
 //! check also runs on a GPU's proving context, and no more than one trace is held twice.
 //!
-//! The bus balance is taken over 64-bit fingerprints of `(bus, message)`. Two messages with the same fingerprint can
-//! never turn a balanced bus into an unbalanced one; that two *unbalanced* messages cancel out each other has
-//! probability 2^-64 a pair. Only when something is unbalanced the traces are walked again, to name the messages.
+//! The bus balance is taken over 64-bit fingerprints: the bus, and 48 bits of a hash of the message. Two messages with
+//! the same fingerprint can never turn a balanced bus into an unbalanced one; that two *unbalanced* messages cancel out
+//! each other has probability 2^-48 a pair. Only when something is unbalanced the traces are walked again, to name the
+//! messages.
 
 use std::{
     collections::{hash_map::DefaultHasher, BTreeMap, BTreeSet},
@@ -27,7 +28,7 @@ use openvm_stark_backend::{
     keygen::types::LinearConstraint,
     prover::{
         AirProvingContext, ColMajorMatrix, DeviceDataTransporter, DeviceMultiStarkProvingKey,
-        DeviceStarkProvingKey, MatrixDimensions, ProvingContext,
+        DeviceStarkProvingKey, MatrixDimensions, ProverBackend, ProvingContext,
     },
     StarkEngine, StarkProtocolConfig, SystemParams, Val,
 };
@@ -36,8 +37,11 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
-/// At most this many violated constraints and this many unbalanced messages are described.
-pub const MAX_DESCRIBED: usize = 16;
+use super::ApcAir;
+use crate::apc::VmBuses;
+
+/// At most this many violated constraints are described, and this many unbalanced messages a bus.
+pub const MAX_DESCRIBED: usize = 8;
 /// At most this many contributions to one unbalanced message are listed.
 const MAX_CONTRIBUTIONS: usize = 8;
 /// An expression is cut off after this many characters.
@@ -50,9 +54,12 @@ const MAX_CELLS: usize = 24;
 const NODE_VALUES: usize = 1 << 18;
 const SHARDS: usize = 64;
 
-/// Names for people: columns by AIR, and buses. Everything works without, with indices instead of names.
+/// Names for people: AIRs, their columns, and buses. Everything works without: an AIR is then called by its type, a
+/// column or a bus by its index.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
+    /// Names of AIRs by AIR id, where the proving key's name (the AIR's type) does not tell which one it is.
+    pub airs: BTreeMap<usize, String>,
     /// Column names of the common main trace, by AIR id.
     pub columns: BTreeMap<usize, Vec<String>>,
     /// Bus names by bus index.
@@ -60,18 +67,52 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Takes the column names off the AIRs, which have to be in the proving key's order.
+    /// Takes the names off the AIRs, which have to be in the proving key's order: that of `AirInventory::into_airs`.
     pub fn from_airs<SC: StarkProtocolConfig>(
         airs: impl IntoIterator<Item = AirRefWithColumns<SC>>,
     ) -> Self {
-        Self {
-            columns: airs
-                .into_iter()
-                .enumerate()
-                .filter_map(|(air_id, air)| Some((air_id, air.columns()?)))
-                .collect(),
-            buses: BTreeMap::new(),
+        let mut labels = Self::default();
+        for (air_id, air) in airs.into_iter().enumerate() {
+            if let Some(columns) = air.columns() {
+                labels.columns.insert(air_id, columns);
+            }
+            if let Some(apc_air) = air.as_any().downcast_ref::<ApcAir>() {
+                labels.airs.insert(air_id, apc_air.apc().name.clone());
+            }
         }
+        labels
+    }
+
+    /// Names the buses of a VM.
+    pub fn with_buses(mut self, buses: &VmBuses) -> Self {
+        let tables = &buses.tables;
+        let named = [
+            ("execution", Some(buses.execution)),
+            ("memory", Some(buses.memory)),
+            ("program", Some(buses.program)),
+            (
+                "variable range checker",
+                tables.variable_range_checker.map(|table| table.bus_id),
+            ),
+            (
+                "range tuple checker",
+                tables.range_tuple_checker.map(|table| table.bus_id),
+            ),
+            (
+                "bitwise lookup",
+                tables.bitwise_lookup.map(|table| table.bus_id),
+            ),
+        ];
+        for (name, id) in named {
+            if let Some(index) = id.and_then(|id| BusIndex::try_from(id).ok()) {
+                self.buses.insert(index, name.to_string());
+            }
+        }
+        self
+    }
+
+    fn air<'a>(&'a self, air_id: usize, type_name: &'a str) -> &'a str {
+        self.airs.get(&air_id).map_or(type_name, String::as_str)
     }
 
     fn bus(&self, bus: BusIndex) -> String {
@@ -169,7 +210,7 @@ pub struct Unsatisfied {
     pub constraints: Vec<ConstraintViolation>,
     /// How many constraints are violated somewhere, over all AIRs.
     pub violated_constraints: usize,
-    /// Up to [`MAX_DESCRIBED`] unbalanced messages.
+    /// Up to [`MAX_DESCRIBED`] unbalanced messages of each bus.
     pub messages: Vec<UnbalancedMessage>,
     /// How many messages are unbalanced, over all buses.
     pub unbalanced_messages: usize,
@@ -299,7 +340,7 @@ pub fn check<E: StarkEngine>(
     ctx: &ProvingContext<E::PB>,
     labels: &Labels,
 ) -> Result<MockReport, MockError> {
-    check_shapes(engine.params(), pk, ctx)?;
+    check_shapes(engine.params(), pk, ctx, labels)?;
 
     let mut report = MockReport::default();
     let mut failure = Unsatisfied::default();
@@ -337,7 +378,12 @@ pub fn check<E: StarkEngine>(
     let unbalanced = balance.unbalanced();
     failure.unbalanced_messages = unbalanced.len();
     if !unbalanced.is_empty() {
-        let described = unbalanced.into_iter().take(MAX_DESCRIBED).collect();
+        let described = unbalanced
+            .into_iter()
+            .chunk_by(|fingerprint| bus_of(*fingerprint))
+            .into_iter()
+            .flat_map(|(_, of_bus)| of_bus.take(MAX_DESCRIBED).collect::<Vec<_>>())
+            .collect();
         failure.messages = describe_messages(engine, pk, ctx, labels, &described);
     }
     if failure.violated_constraints + failure.unbalanced_messages == 0 {
@@ -348,10 +394,11 @@ pub fn check<E: StarkEngine>(
 }
 
 /// What the verifier wants of the traces' shapes.
-fn check_shapes<PB: openvm_stark_backend::prover::ProverBackend>(
+fn check_shapes<PB: ProverBackend>(
     params: &SystemParams,
     pk: &DeviceMultiStarkProvingKey<PB>,
     ctx: &ProvingContext<PB>,
+    labels: &Labels,
 ) -> Result<(), MockError> {
     let mut seen = BTreeMap::new();
     for (air_id, air_ctx) in &ctx.per_trace {
@@ -361,7 +408,7 @@ fn check_shapes<PB: openvm_stark_backend::prover::ProverBackend>(
                 airs: pk.per_air.len(),
             });
         };
-        let air = || air_pk.air_name.clone();
+        let air = || labels.air(*air_id, &air_pk.air_name).to_string();
         let height = air_ctx.common_main.height();
         if seen.insert(*air_id, height).is_some() {
             return Err(MockError::DuplicateAir { air: air() });
@@ -430,7 +477,7 @@ fn check_shapes<PB: openvm_stark_backend::prover::ProverBackend>(
     for (air_id, air_pk) in pk.per_air.iter().enumerate() {
         if air_pk.vk.is_required && !seen.contains_key(&air_id) {
             return Err(MockError::MissingAir {
-                air: air_pk.air_name.clone(),
+                air: labels.air(air_id, &air_pk.air_name).to_string(),
             });
         }
     }
@@ -484,7 +531,7 @@ impl<'a, F: PrimeField64> AirCheck<'a, F> {
         let to_host = |matrix| engine.device().transport_matrix_from_device_to_host(matrix);
         let has_common_main = pk.vk.params.width.common_main != 0;
         Self {
-            name: &pk.air_name,
+            name: labels.air(air_id, &pk.air_name),
             dag: &pk.vk.symbolic_constraints,
             preprocessed: pk
                 .preprocessed_data
@@ -811,15 +858,21 @@ fn signed<F: PrimeField64>(value: F) -> i64 {
     }
 }
 
+/// Bits of a fingerprint that are the message's hash; the bus is above them.
+const HASH_BITS: u32 = u64::BITS - BusIndex::BITS;
+
 fn fingerprint<F: PrimeField64>(bus: BusIndex, message: &[F]) -> u64 {
     // SipHash with fixed keys: the same run gives the same report.
     let mut hasher = DefaultHasher::new();
-    hasher.write_u16(bus);
     hasher.write_usize(message.len());
     for value in message {
         hasher.write_u64(value.as_canonical_u64());
     }
-    hasher.finish()
+    (u64::from(bus) << HASH_BITS) | (hasher.finish() >> BusIndex::BITS)
+}
+
+fn bus_of(fingerprint: u64) -> u64 {
+    fingerprint >> HASH_BITS
 }
 
 /// Sums of multiplicities by message fingerprint, in shards that threads lock one at a time. Sums that come to zero
@@ -941,7 +994,7 @@ fn describe_messages<E: StarkEngine>(
                     .into_iter()
                     .take(MAX_CONTRIBUTIONS)
                     .map(|(air_id, row, interaction, count)| Contribution {
-                        air: pk.per_air[air_id].air_name.clone(),
+                        air: labels.air(air_id, &pk.per_air[air_id].air_name).to_string(),
                         row,
                         interaction,
                         count: signed(count),
