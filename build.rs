@@ -1,3 +1,8 @@
 //! Build-time sources: the backend's rules module (`build/rules.rs`) and our CUDA kernels (`build/cuda.rs`).
 
-fn main() {}
+#[path = "build/rules.rs"]
+mod rules;
+
+fn main() {
+    rules::build();
+}

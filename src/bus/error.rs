@@ -56,6 +56,21 @@ pub enum BusError {
         /// Live rows asked for.
         live_rows: usize,
     },
+    /// Something that the program's encoding cannot hold.
+    #[error(
+        "interaction {interaction}: {what} is {value}, but the bus program's encoding ends at {limit}: \
+         build smaller APCs (--max-columns), or use another --bus-kernel"
+    )]
+    TooLarge {
+        /// The interaction.
+        interaction: usize,
+        /// What is too large.
+        what: &'static str,
+        /// How large it is.
+        value: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// A kernel that does not exist.
     #[error("unknown bus kernel `{0}`: use one of {1}")]
     UnknownKernel(String, String),

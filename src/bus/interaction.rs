@@ -146,6 +146,18 @@ impl CountingInteractions {
         &self.columns
     }
 
+    /// The same interactions in another order, a permutation of their positions.
+    pub(super) fn permuted(&self, order: &[usize]) -> Self {
+        Self {
+            interactions: order
+                .iter()
+                .map(|&position| self.interactions[position].clone())
+                .collect(),
+            columns: self.columns.clone(),
+            tables: self.tables,
+        }
+    }
+
     /// The tables.
     pub fn tables(&self) -> &PeripheryTables {
         &self.tables

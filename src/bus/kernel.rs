@@ -5,8 +5,12 @@ use std::{fmt, str::FromStr, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    error::BusError, interaction::CountingInteractions, reference, table::Histograms,
+    dag,
+    error::BusError,
+    interaction::CountingInteractions,
+    table::{Histograms, PeripheryTables, TableKind},
     trace::TraceView,
+    vm,
 };
 
 /// The environment variable that names the kernel where no flag does.
@@ -50,9 +54,15 @@ impl BusKernel {
     }
 
     /// Compiles an APC's counting interactions. A pure function of them.
-    pub fn compile(self, interactions: &CountingInteractions) -> Result<Arc<BusProgram>, BusError> {
-        Ok(Arc::new(BusProgram {
-            interactions: interactions.clone(),
+    pub fn compile(
+        self,
+        interactions: &CountingInteractions,
+    ) -> Result<Arc<BusProgram>, BusError> {
+        Ok(Arc::new(match self {
+            BusKernel::Vm => BusProgram::Vm(vm::Program::compile(interactions)?),
+            BusKernel::Dag => {
+                BusProgram::Dag(dag::Program::compile(interactions, dag::Schedule::SEED)?)
+            }
         }))
     }
 }
@@ -71,25 +81,82 @@ impl FromStr for BusKernel {
             .into_iter()
             .find(|kernel| kernel.name() == name)
             .ok_or_else(|| {
-                BusError::UnknownKernel(name.to_string(), Self::ALL.map(BusKernel::name).join(", "))
+                BusError::UnknownKernel(
+                    name.to_string(),
+                    Self::ALL.map(BusKernel::name).join(", "),
+                )
             })
     }
 }
 
+/// What to do with a lookup that its table has no row for: a broken trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutOfTable {
+    /// Report it: checking mode.
+    Report,
+    /// Count nothing, as the device does: counting mode.
+    Drop,
+}
+
 /// An APC's bus interactions, compiled for one kernel.
-#[derive(Debug)]
-pub struct BusProgram {
-    interactions: CountingInteractions,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BusProgram {
+    /// For [`BusKernel::Vm`].
+    Vm(vm::Program),
+    /// For [`BusKernel::Dag`].
+    Dag(dag::Program),
 }
 
 impl BusProgram {
-    /// Counts the interactions of the first `live_rows` rows of the trace.
+    /// Counts the interactions of the first `live_rows` rows of the trace, interpreting the words that the device reads.
     pub fn replay(
         &self,
         trace: TraceView<'_>,
         live_rows: usize,
         histograms: &mut Histograms,
+        out_of_table: OutOfTable,
     ) -> Result<(), BusError> {
-        reference::replay(&self.interactions, trace, live_rows, histograms)
+        match self {
+            BusProgram::Vm(program) => program.replay(trace, live_rows, histograms, out_of_table),
+            BusProgram::Dag(program) => program.replay(trace, live_rows, histograms, out_of_table),
+        }
     }
+}
+
+/// One evaluated interaction of one row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lookup {
+    pub(super) interaction: usize,
+    pub(super) table: TableKind,
+    pub(super) row: usize,
+    pub(super) arguments: [u32; 2],
+    pub(super) selector: Option<u32>,
+    pub(super) multiplicity: u32,
+}
+
+/// Counts a lookup.
+pub(super) fn count(
+    tables: &PeripheryTables,
+    lookup: Lookup,
+    histograms: &mut Histograms,
+    out_of_table: OutOfTable,
+) -> Result<(), BusError> {
+    match tables.bin(lookup.table, lookup.arguments, lookup.selector.unwrap_or(0)) {
+        Some(bin) => histograms.add(lookup.table, bin, lookup.multiplicity),
+        None if out_of_table == OutOfTable::Report => {
+            return Err(BusError::OutOfTable {
+                interaction: lookup.interaction,
+                table: lookup.table,
+                row: lookup.row,
+                arguments: lookup
+                    .arguments
+                    .into_iter()
+                    .chain(lookup.selector)
+                    .collect(),
+                multiplicity: lookup.multiplicity,
+            })
+        }
+        None => {}
+    }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! Bus interactions → programs → histograms. Host only; knows no VM.
 
+pub mod dag;
 pub mod error;
 pub mod field;
 pub mod interaction;
@@ -7,10 +8,11 @@ pub mod kernel;
 pub mod reference;
 pub mod table;
 pub mod trace;
+pub mod vm;
 
 pub use error::BusError;
 pub use interaction::{ColumnOrder, CountingInteractions};
-pub use kernel::{BusKernel, BusProgram};
+pub use kernel::{BusKernel, BusProgram, OutOfTable};
 pub use table::{Histograms, PeripheryTables};
 pub use trace::TraceView;
 

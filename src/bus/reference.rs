@@ -11,6 +11,7 @@ use super::{
     error::BusError,
     field::to_f,
     interaction::{CountingInteractions, Expression, Multiplicity},
+    kernel::{count, Lookup, OutOfTable},
     table::Histograms,
     trace::TraceView,
     F,
@@ -68,17 +69,19 @@ pub fn replay(
                 .selector
                 .as_ref()
                 .map(|selector| evaluate(selector, &column).as_canonical_u32());
-            let bin = interactions
-                .tables()
-                .bin(interaction.table, arguments, selector.unwrap_or(0))
-                .ok_or_else(|| BusError::OutOfTable {
+            count(
+                interactions.tables(),
+                Lookup {
                     interaction: interaction.index,
                     table: interaction.table,
                     row,
-                    arguments: arguments.into_iter().chain(selector).collect(),
+                    arguments,
+                    selector,
                     multiplicity,
-                })?;
-            histograms.add(interaction.table, bin, multiplicity);
+                },
+                histograms,
+                OutOfTable::Report,
+            )?;
         }
     }
     Ok(())

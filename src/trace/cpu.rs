@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     apc::Autoprecompile,
-    bus::{field::to_f, reference::evaluate, BusProgram, Histograms, TraceView, F},
+    bus::{field::to_f, reference::evaluate, BusProgram, Histograms, OutOfTable, TraceView, F},
 };
 
 /// A column-major trace: `values[column * height + row]`, `width × height`.
@@ -134,7 +134,7 @@ pub fn apply_bus(
 ) -> Result<(), TraceError> {
     Substage::BusKernel
         .run(&apc.name, || {
-            program.replay(trace.view(), calls, histograms)
+            program.replay(trace.view(), calls, histograms, OutOfTable::Report)
         })
         .map_err(|source| TraceError::Bus {
             apc: apc.name.clone(),
