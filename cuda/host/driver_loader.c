@@ -1,12 +1,13 @@
 // What lets one binary, built with CUDA, also start on a machine without a driver.
 //
-// Linked (as `libcuda.a`) in place of the driver's own `libcuda.so.1`, which would be a load-time dependency:
+// Linked into every executable of this package (`build/cuda.rs`) in place of the driver's own `libcuda.so.1`, which would
+// be a load-time dependency:
 //  1. the driver functions that openvm-cuda-common calls directly are found at their first use; without a driver
 //     they report CUDA_ERROR_NO_DEVICE;
 //  2. openvm-cuda-common 2.0.1 initialises its memory pool in a constructor, before `main`, and aborts the process
 //     when the runtime reports no device. The linker's `--wrap` routes the three runtime calls of that constructor
 //     through here: where there is no driver or device, they report success, so that the pool comes up empty and
-//     everything that needs no GPU works. Asking for a GPU then fails in `gpu::Device::open`, with a message.
+//     everything that needs no GPU works. Asking for a GPU then fails in `gpu::device`, with a message.
 #include <dlfcn.h>
 #include <stddef.h>
 
