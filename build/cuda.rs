@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use cargo_metadata::MetadataCommand;
+use cargo_metadata::{CargoOpt, MetadataCommand};
 
 /// Our kernels, one translation unit each.
 const SOURCES: &str = "cuda/src";
@@ -252,6 +252,7 @@ fn exported_include(variable: &str) -> PathBuf {
 /// The include folder of the resolved openvm-cuda-backend, which does not export it.
 fn backend_include() -> PathBuf {
     let metadata = MetadataCommand::new()
+        .features(CargoOpt::AllFeatures)
         .exec()
         .unwrap_or_else(|error| fail(&format!("cargo metadata failed: {error}")));
     let package = metadata
