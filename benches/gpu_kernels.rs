@@ -9,13 +9,13 @@
 //! `poly_id`, in trace order): `cli-openvm stats --json` writes such files, and so does serde for an `Autoprecompile`.
 //! A trace file holds canonical little-endian u32, column-major, `height × width`.
 
-use std::{fs, path::PathBuf, process::ExitCode, time::Instant};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::ExitCode, time::Instant};
 
 use clap::{Parser, Subcommand};
 use eyre::{bail, ensure, eyre, Context, Result};
 use openvm_apc::{
     bus::{
-        interaction::{ColumnOrder, CountingInteractions},
+        interaction::{ColumnOrder, CountingInteractions, Multiplicity},
         kernel::BusKernel,
         table::{
             BitwiseLookupTable, Histograms, PeripheryTables, RangeTupleCheckerTable, TableKind,
@@ -370,8 +370,6 @@ fn compare(what: &str, expected: &Histograms, found: &Histograms) -> Result<()> 
 // ---------------------------------------------------------------------------------------------------------------------
 // check
 
-const KERNELS: [BusKernel; 2] = [BusKernel::Vm, BusKernel::Dag];
-
 fn check(
     device: &Device,
     data: Option<PathBuf>,
@@ -424,7 +422,7 @@ fn check_case(device: &Device, what: &str, case: &Case) -> Result<()> {
     )?;
     let trace = device.upload_trace(&case.trace)?;
     let bus_trace = view(&trace, case.trace.height, case.trace.live_rows);
-    for kernel in KERNELS {
+    for kernel in BusKernel::ALL {
         let program = kernel.compile(&interactions)?;
         // The default scratch, and so little that threads have to stride over the rows.
         for bus_scratch in [GpuSettings::default().bus_scratch, 1 << 20] {
@@ -486,7 +484,7 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
     )?;
     let mut expected = Histograms::zeros(&device.tables);
     expected.variable_range_checker[(1 << 13) + 1 - 1] = 1;
-    for kernel in KERNELS {
+    for kernel in BusKernel::ALL {
         let program = DeviceBusProgram::upload(
             "the large trace",
             &*kernel.compile(&interactions)?,
@@ -540,7 +538,7 @@ fn check_real(device: &Device, data: &PathBuf) -> Result<()> {
                 read_histograms(&folder.join(format!("hist_pc{pc}_calls{calls}.json")))?;
             let interactions = apc.interactions()?;
             let buffer = device.upload_trace(&trace)?;
-            for kernel in KERNELS {
+            for kernel in BusKernel::ALL {
                 let program = DeviceBusProgram::upload(
                     &apc.name,
                     &*kernel.compile(&interactions)?,
@@ -689,7 +687,8 @@ fn random_case(
             .map(|_| match values {
                 Values::Equal => fixed,
                 _ => {
-                    let mut row = chosen(random, table, values, random_index(random));
+                    let index = random.below(1 << 20) as usize;
+                    let mut row = chosen(random, table, values, index);
                     if constant_third {
                         match table {
                             TableKind::VariableRangeChecker => {
@@ -764,10 +763,6 @@ fn random_case(
         },
         expected,
     }
-}
-
-fn random_index(random: &mut Random) -> usize {
-    random.below(1 << 20) as usize
 }
 
 fn canonical(values: &[F]) -> Vec<u32> {
@@ -934,7 +929,7 @@ fn bench(
 ) -> Result<Report> {
     ensure!(!kernels.is_empty() && runs > 0, "no kernel or no run asked for");
     let interactions = apc.interactions()?;
-    let used_columns: Vec<u32> = interactions.used_columns();
+    let used_columns = used_columns(&interactions);
     let device_ctx = &device.device_ctx;
     let columns = upload(&used_columns, &|| "the used columns".to_string(), device_ctx)?;
     let sink: DeviceBuffer<u32> = allocate(1, &|| "the floor's sink".to_string(), device_ctx)?;
@@ -996,12 +991,43 @@ fn bench(
         apc: apc.name.clone(),
         columns: apc.columns.len(),
         used_columns: used_columns.len(),
-        counted_interactions: interactions.len(),
+        counted_interactions: interactions.interactions().len(),
         runs,
         scratch_bytes: settings.bus_scratch,
         programs: reports,
         measurements,
     })
+}
+
+/// The columns that the counted interactions read, each once, in order.
+fn used_columns(interactions: &CountingInteractions) -> Vec<u32> {
+    fn collect(
+        expression: &AlgebraicExpression<BabyBearField>,
+        columns: &ColumnOrder,
+        used: &mut BTreeSet<u32>,
+    ) {
+        match expression {
+            AlgebraicExpression::Number(_) => {}
+            AlgebraicExpression::Reference(reference) => {
+                used.extend(columns.index(reference.id).map(|index| index as u32));
+            }
+            AlgebraicExpression::UnaryOperation(unary) => collect(&unary.expr, columns, used),
+            AlgebraicExpression::BinaryOperation(binary) => {
+                collect(&binary.left, columns, used);
+                collect(&binary.right, columns, used);
+            }
+        }
+    }
+    let mut used = BTreeSet::new();
+    for interaction in interactions.interactions() {
+        if let Multiplicity::Expression(expression) = &interaction.multiplicity {
+            collect(expression, interactions.columns(), &mut used);
+        }
+        for expression in interaction.arguments.iter().chain(&interaction.selector) {
+            collect(expression, interactions.columns(), &mut used);
+        }
+    }
+    used.into_iter().collect()
 }
 
 /// The median of `runs` calls, after one that does not count.

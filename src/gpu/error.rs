@@ -85,34 +85,4 @@ pub enum GpuError {
         /// The limit, and what exceeds it.
         what: String,
     },
-
-    /// The prover panicked. OpenVM's own GPU code reports every failure so.
-    #[error("the GPU prover stopped: {message}")]
-    Prover {
-        /// What the panic said.
-        message: String,
-    },
-}
-
-/// Runs a proof on the GPU and turns a panic into an error: `Chip::generate_proving_ctx` cannot return one, so our chips
-/// panic with a [`GpuError`] as payload, and OpenVM's with a message. Build a new VM for the next proof: the counts of the
-/// periphery chips are lost.
-///
-/// # Errors
-/// The payload if it is a [`GpuError`], else [`GpuError::Prover`].
-pub fn catch<T>(proof: impl FnOnce() -> T) -> Result<T, GpuError> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(proof)).map_err(|payload| {
-        payload
-            .downcast::<GpuError>()
-            .map(|error| *error)
-            .unwrap_or_else(|payload| GpuError::Prover {
-                message: crate::apc::panic_message(payload.as_ref()),
-            })
-    })
-}
-
-/// Leaves a chip, which cannot return an error, with one. [`catch`] is the other end.
-pub fn raise(error: GpuError) -> ! {
-    tracing::error!("{error}");
-    std::panic::panic_any(error)
 }
