@@ -13,8 +13,7 @@ use super::{
     profiler::Capture,
     structs::{BusTrace, PeripheryCounts},
 };
-use crate::bus::{dag, kernel::BusProgram, vm, F};
-
+use crate::bus::{dag, vm, BusProgram, F};
 /// Bytes of intermediates that a `dag` launch may use unless told otherwise.
 pub const DEFAULT_BUS_SCRATCH: usize = 256 << 20;
 

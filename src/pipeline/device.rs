@@ -118,7 +118,6 @@ pub fn gpu_setup(
     use std::panic::{catch_unwind, AssertUnwindSafe};
 
     use openvm_cuda_backend::BabyBearPoseidon2GpuEngine;
-    use openvm_stark_backend::StarkEngine;
 
     // Before any of OpenVM's CUDA code runs: that code panics where there is no GPU.
     let info = crate::gpu::open_device()?;
