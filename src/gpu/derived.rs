@@ -13,25 +13,14 @@ use super::{
     memory,
     structs::{DerivedColumn, OriginalCell},
 };
-use crate::bus::field::canonical;
+use crate::bus::{
+    field::canonical,
+    vm::{self as operation, STACK_DEPTH},
+};
 
 /// A computation method whose references are cells of the original traces.
 pub type DerivedMethod =
     ComputationMethod<BabyBearField, AlgebraicExpression<BabyBearField, OriginalCell>>;
-
-/// The operations of `cuda/include/stack_machine.cuh`.
-mod operation {
-    pub const PUSH_COLUMN: u32 = 0;
-    pub const PUSH_CONSTANT: u32 = 1;
-    pub const ADD: u32 = 2;
-    pub const SUB: u32 = 3;
-    pub const MUL: u32 = 4;
-    pub const NEG: u32 = 5;
-    pub const INVERT_OR_ZERO: u32 = 6;
-}
-
-/// Depth of the device's stack.
-const STACK_DEPTH: usize = 16;
 
 /// Bytecode of all derived columns of one APC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
