@@ -33,7 +33,7 @@ pub enum GpuError {
     /// The device's memory does not suffice.
     #[error(
         "out of device memory: {buffer} needs {bytes} bytes, {free} of {total} bytes are free ({reason}). \
-         Lower --device-memory (more, smaller segments) or --bus-scratch, or close other programs on the GPU"
+         Lower --segment-memory (more, smaller segments) or --bus-scratch, or close other programs on the GPU"
     )]
     OutOfMemory {
         /// What the memory was for.
