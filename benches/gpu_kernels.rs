@@ -79,7 +79,11 @@ enum Command {
         #[arg(long)]
         live_rows: usize,
         /// Numbers of rows.
-        #[arg(long, value_delimiter = ',', default_value = "256,1024,8192,65536,131072")]
+        #[arg(
+            long,
+            value_delimiter = ',',
+            default_value = "256,1024,8192,65536,131072"
+        )]
         rows: Vec<usize>,
         /// Kernels, the first being the one that the others are compared with.
         #[arg(long, value_delimiter = ',', default_value = "vm,dag")]
@@ -143,7 +147,9 @@ fn run(command: Command) -> Result<()> {
             };
             let apc = ApcFile::read(&apc)?;
             let trace = HostTrace::read(&trace, apc.columns.len(), live_rows)?;
-            let report = bench(&device, &info, &apc, &trace, &rows, &kernels, runs, &settings)?;
+            let report = bench(
+                &device, &info, &apc, &trace, &rows, &kernels, runs, &settings,
+            )?;
             report.print();
             if let Some(path) = json {
                 fs::write(&path, serde_json::to_string_pretty(&report)?)
@@ -452,8 +458,11 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
         println!("skipped: a trace beyond 2^32 cells needs {bytes} bytes of device memory, {free} are free");
         return Ok(());
     }
-    let trace: DeviceBuffer<F> =
-        allocate(height * width, &|| "the large trace".to_string(), &device.device_ctx)?;
+    let trace: DeviceBuffer<F> = allocate(
+        height * width,
+        &|| "the large trace".to_string(),
+        &device.device_ctx,
+    )?;
     trace.fill_zero_on(&device.device_ctx)?;
     let (is_valid, value) = (width as u64 - 2, width as u64 - 1);
     let interaction = SymbolicBusInteraction {
@@ -507,7 +516,10 @@ fn check_real(device: &Device, data: &PathBuf) -> Result<()> {
         let path = entry?.path();
         if path.is_dir() {
             folders.push(path);
-        } else if path.extension().is_some_and(|extension| extension == "json") {
+        } else if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
             apcs.push(path);
         }
     }
@@ -534,8 +546,7 @@ fn check_real(device: &Device, data: &PathBuf) -> Result<()> {
             };
             let apc = ApcFile::read(apc_path)?;
             let trace = HostTrace::read(&path, apc.columns.len(), calls.parse()?)?;
-            let expected =
-                read_histograms(&folder.join(format!("hist_pc{pc}_calls{calls}.json")))?;
+            let expected = read_histograms(&folder.join(format!("hist_pc{pc}_calls{calls}.json")))?;
             let interactions = apc.interactions()?;
             let buffer = device.upload_trace(&trace)?;
             for kernel in BusKernel::ALL {
@@ -830,11 +841,7 @@ fn random_expression(
 }
 
 /// The value of an expression on one row.
-fn evaluate(
-    expression: &AlgebraicExpression<BabyBearField>,
-    columns: &[Vec<F>],
-    row: usize,
-) -> F {
+fn evaluate(expression: &AlgebraicExpression<BabyBearField>, columns: &[Vec<F>], row: usize) -> F {
     use powdr_expression::{AlgebraicBinaryOperator, AlgebraicUnaryOperator};
     match expression {
         AlgebraicExpression::Number(value) => openvm_apc::bus::field::to_f(*value),
@@ -927,11 +934,18 @@ fn bench(
     runs: usize,
     settings: &GpuSettings,
 ) -> Result<Report> {
-    ensure!(!kernels.is_empty() && runs > 0, "no kernel or no run asked for");
+    ensure!(
+        !kernels.is_empty() && runs > 0,
+        "no kernel or no run asked for"
+    );
     let interactions = apc.interactions()?;
     let used_columns = used_columns(&interactions);
     let device_ctx = &device.device_ctx;
-    let columns = upload(&used_columns, &|| "the used columns".to_string(), device_ctx)?;
+    let columns = upload(
+        &used_columns,
+        &|| "the used columns".to_string(),
+        device_ctx,
+    )?;
     let sink: DeviceBuffer<u32> = allocate(1, &|| "the floor's sink".to_string(), device_ctx)?;
     let mut programs = Vec::new();
     let mut reports = Vec::new();
@@ -987,7 +1001,9 @@ fn bench(
         device: info.name.clone(),
         capability: info.capability,
         driver_version: info.driver_version,
-        commit: option_env!("OPENVM_APC_COMMIT").unwrap_or("unknown").to_string(),
+        commit: option_env!("OPENVM_APC_COMMIT")
+            .unwrap_or("unknown")
+            .to_string(),
         apc: apc.name.clone(),
         columns: apc.columns.len(),
         used_columns: used_columns.len(),

@@ -67,8 +67,7 @@ pub fn build() {
         let compilations: Vec<_> = sources()
             .into_iter()
             .map(|source| {
-                let (nvcc, architectures, includes, out) =
-                    (&nvcc, &architectures, &includes, &out);
+                let (nvcc, architectures, includes, out) = (&nvcc, &architectures, &includes, &out);
                 scope.spawn(move || compile(nvcc, &source, architectures, includes, out))
             })
             .collect();

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use openvm_apc::{apc::Pgo, pipeline::{Device, Security}};
+use openvm_apc::{
+    apc::Pgo,
+    pipeline::{Device, Security},
+};
 
 /// Autoprecompiles for OpenVM: profile, build, execute, prove, verify.
 #[derive(Debug, Parser)]
@@ -101,7 +104,12 @@ pub struct BenchArguments {
     #[command(flatten)]
     pub common: Common,
     /// The kernels, in the order of their runs; the others are compared with the first.
-    #[arg(long, value_name = "KERNELS", value_delimiter = ',', default_value = "vm,dag")]
+    #[arg(
+        long,
+        value_name = "KERNELS",
+        value_delimiter = ',',
+        default_value = "vm,dag"
+    )]
     pub bus_kernels: Vec<String>,
     /// How often to prove with each; the first proof also compiles and uploads.
     #[arg(long, value_name = "K", default_value_t = 3)]

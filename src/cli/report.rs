@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use openvm_apc::pipeline::{
-    proof_file::verifying_key_digest, DeviceSetup, ExecutionReport, PipelineError, SelectedApcs, Verified,
+    proof_file::verifying_key_digest, DeviceSetup, ExecutionReport, PipelineError, SelectedApcs,
+    Verified,
 };
 
 /// The selected APCs, one a line.

@@ -2,9 +2,7 @@
 
 use openvm_cuda_common::{d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
 use powdr_constraint_solver::constraint_system::ComputationMethod;
-use powdr_expression::{
-    AlgebraicBinaryOperator, AlgebraicExpression, AlgebraicUnaryOperator,
-};
+use powdr_expression::{AlgebraicBinaryOperator, AlgebraicExpression, AlgebraicUnaryOperator};
 use powdr_number::BabyBearField;
 use rustc_hash::FxHashMap;
 
@@ -193,9 +191,8 @@ mod tests {
     /// The stack machine of `stack_machine.cuh`, on the host.
     fn run(code: &DerivedCode, column: usize, cell_values: &[u32]) -> u32 {
         let column = code.columns[column];
-        let mut words = code.code[column.code_start as usize..]
-            [..column.code_length as usize]
-            .iter();
+        let mut words =
+            code.code[column.code_start as usize..][..column.code_length as usize].iter();
         let mut stack: Vec<F> = Vec::new();
         while let Some(&word) = words.next() {
             match word {

@@ -25,7 +25,9 @@ impl Event {
     fn new() -> Result<Self, GpuError> {
         let mut event = std::ptr::null_mut();
         // SAFETY: `event` is a valid place for a handle.
-        check("cudaEventCreate", unsafe { ffi::cudaEventCreate(&mut event) })?;
+        check("cudaEventCreate", unsafe {
+            ffi::cudaEventCreate(&mut event)
+        })?;
         Ok(Self(event))
     }
 

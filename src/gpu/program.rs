@@ -212,7 +212,9 @@ impl DeviceBusProgram {
                 rules,
                 interactions,
                 ..
-            } => rules.len() * size_of::<u128>() + interactions.len() * size_of::<dag::Interaction>(),
+            } => {
+                rules.len() * size_of::<u128>() + interactions.len() * size_of::<dag::Interaction>()
+            }
         }
     }
 

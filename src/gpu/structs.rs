@@ -131,7 +131,10 @@ impl PeripheryCounts {
         sizes: [u32; 2],
     ) -> Self {
         const { assert!(size_of::<T>() == 4) };
-        assert_eq!(counts.len() as u64, u64::from(sizes[0]) * u64::from(sizes[1]));
+        assert_eq!(
+            counts.len() as u64,
+            u64::from(sizes[0]) * u64::from(sizes[1])
+        );
         self.range_tuple_checker = counts.as_mut_ptr().cast();
         self.range_tuple_sizes = sizes;
         self

@@ -135,7 +135,5 @@ pub fn gpu_setup(
         let engine = BabyBearPoseidon2GpuEngine::new(settings.security.params());
         pipeline.setup_on(engine, builder, selected, settings)
     }));
-    setup.unwrap_or_else(|payload| {
-        Err(PipelineError::Vm(crate::apc::panic_message(&*payload)))
-    })
+    setup.unwrap_or_else(|payload| Err(PipelineError::Vm(crate::apc::panic_message(&*payload))))
 }

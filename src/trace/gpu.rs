@@ -122,11 +122,19 @@ impl DeviceApc {
             })?;
 
         let (width, height) = (apc.width(), calls.next_power_of_two());
-        let cells = height.checked_mul(width).ok_or_else(|| GpuError::TooLarge {
-            apc: apc.name.clone(),
-            what: format!("{calls} calls of {width} columns are more cells than can be addressed"),
-        })?;
-        let values = allocate(cells, &|| format!("the trace of {}", apc.name), &self.device_ctx)?;
+        let cells = height
+            .checked_mul(width)
+            .ok_or_else(|| GpuError::TooLarge {
+                apc: apc.name.clone(),
+                what: format!(
+                    "{calls} calls of {width} columns are more cells than can be addressed"
+                ),
+            })?;
+        let values = allocate(
+            cells,
+            &|| format!("the trace of {}", apc.name),
+            &self.device_ctx,
+        )?;
         let target = ApcTraceTarget {
             apc: &apc.name,
             values: &values,
@@ -187,7 +195,11 @@ impl DeviceApc {
         })
     }
 
-    fn upload_plan(&self, apc: &Autoprecompile, plan: &TracePlan) -> Result<DevicePlan, TraceError> {
+    fn upload_plan(
+        &self,
+        apc: &Autoprecompile,
+        plan: &TracePlan,
+    ) -> Result<DevicePlan, TraceError> {
         let mut substitutions: Vec<Substitution> = plan
             .substitutions
             .iter()
@@ -201,12 +213,7 @@ impl DeviceApc {
         let columns = plan
             .derived
             .iter()
-            .map(|derived| {
-                (
-                    derived.apc_column as u32,
-                    over_cells(&derived.method, plan),
-                )
-            })
+            .map(|derived| (derived.apc_column as u32, over_cells(&derived.method, plan)))
             .collect::<Vec<_>>();
         let code = DerivedCode::compile(&apc.name, &columns)?;
         Ok(DevicePlan {

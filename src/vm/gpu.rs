@@ -18,13 +18,8 @@ use openvm_stark_backend::{prover::AirProvingContext, EngineDeviceCtx};
 use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
 
 use super::{
-    air::ApcAir,
-    arena::ApcArena,
-    chip::OriginalChips,
-    config::ApcVmConfig,
-    extension::ApcExtension,
-    records::PENDING_LIMIT,
-    shared::SharedApc,
+    air::ApcAir, arena::ApcArena, chip::OriginalChips, config::ApcVmConfig,
+    extension::ApcExtension, records::PENDING_LIMIT, shared::SharedApc,
 };
 use crate::{
     bus::{BusKernel, F},
@@ -104,26 +99,26 @@ impl ApcGpuChip {
             .iter()
             .map(|planned| self.originals.name(planned.air))
             .collect();
-        let dummy_traces =
-            self.device_apc
-                .substage(Substage::DummyTraceGen, &apc.name, || {
-                    plan.airs
-                        .iter()
-                        .zip(arenas)
-                        .zip(&names)
-                        .map(|((planned, arena), name)| {
-                            self.originals.trace(planned.air, arena).ok_or_else(|| {
-                                TraceError::Plan {
-                                    apc: apc.name.clone(),
-                                    what: format!("the VM has no chip for {name}"),
-                                }
+        let dummy_traces = self
+            .device_apc
+            .substage(Substage::DummyTraceGen, &apc.name, || {
+                plan.airs
+                    .iter()
+                    .zip(arenas)
+                    .zip(&names)
+                    .map(|((planned, arena), name)| {
+                        self.originals
+                            .trace(planned.air, arena)
+                            .ok_or_else(|| TraceError::Plan {
+                                apc: apc.name.clone(),
+                                what: format!("the VM has no chip for {name}"),
                             })
-                        })
-                        .collect::<Result<Vec<_>, _>>()
-                })?;
-        let trace =
-            self.device_apc
-                .generate_trace(apc, plan, &dummy_traces, &names, calls)?;
+                    })
+                    .collect::<Result<Vec<_>, _>>()
+            })?;
+        let trace = self
+            .device_apc
+            .generate_trace(apc, plan, &dummy_traces, &names, calls)?;
         // Freed in stream order, before the bus kernel asks for scratch.
         drop(dummy_traces);
         self.device_apc.apply_bus(
