@@ -9,7 +9,13 @@
 //! `poly_id`, in trace order): `cli-openvm stats --json` writes such files, and so does serde for an `Autoprecompile`.
 //! A trace file holds canonical little-endian u32, column-major, `height × width`.
 
-use std::{collections::BTreeSet, fs, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
 use clap::{Parser, Subcommand};
 use eyre::{bail, ensure, eyre, Context, Result};
@@ -191,7 +197,7 @@ struct ColumnEntry {
 }
 
 impl ApcFile {
-    fn read(path: &PathBuf) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let text =
             fs::read_to_string(path).wrap_err_with(|| format!("reading {}", path.display()))?;
         serde_json::from_str(&text).wrap_err_with(|| format!("{} is no APC file", path.display()))
@@ -226,7 +232,7 @@ struct HostTrace {
 }
 
 impl HostTrace {
-    fn read(path: &PathBuf, width: usize, live_rows: usize) -> Result<Self> {
+    fn read(path: &Path, width: usize, live_rows: usize) -> Result<Self> {
         let bytes = fs::read(path).wrap_err_with(|| format!("reading {}", path.display()))?;
         let values: Vec<F> = bytes
             .chunks_exact(4)
@@ -496,7 +502,7 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
     for kernel in BusKernel::ALL {
         let program = DeviceBusProgram::upload(
             "the large trace",
-            &*kernel.compile(&interactions)?,
+            &kernel.compile(&interactions)?,
             &GpuSettings::default(),
             &device.device_ctx,
         )?;
@@ -508,7 +514,7 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
 }
 
 /// Every real APC with every real trace of it.
-fn check_real(device: &Device, data: &PathBuf) -> Result<()> {
+fn check_real(device: &Device, data: &Path) -> Result<()> {
     let mut checked = 0;
     let mut folders = Vec::new();
     let mut apcs = Vec::new();
@@ -552,7 +558,7 @@ fn check_real(device: &Device, data: &PathBuf) -> Result<()> {
             for kernel in BusKernel::ALL {
                 let program = DeviceBusProgram::upload(
                     &apc.name,
-                    &*kernel.compile(&interactions)?,
+                    &kernel.compile(&interactions)?,
                     &GpuSettings::default(),
                     &device.device_ctx,
                 )?;
@@ -568,7 +574,7 @@ fn check_real(device: &Device, data: &PathBuf) -> Result<()> {
 }
 
 /// `{bus: {bin: count}}`.
-fn read_histograms(path: &PathBuf) -> Result<Histograms> {
+fn read_histograms(path: &Path) -> Result<Histograms> {
     type Counts = std::collections::BTreeMap<String, std::collections::BTreeMap<String, u32>>;
     let text = fs::read_to_string(path).wrap_err_with(|| format!("reading {}", path.display()))?;
     let counts: Counts = serde_json::from_str(&text)?;
@@ -785,7 +791,7 @@ fn chosen(random: &mut Random, table: TableKind, values: Values, index: usize) -
     let edge = matches!(values, Values::Edges);
     let mut pick = |bound: u32, bit: usize| {
         if edge {
-            if index >> bit & 1 == 0 {
+            if (index >> bit) & 1 == 0 {
                 0
             } else {
                 bound - 1

@@ -82,6 +82,7 @@ pub struct ProveArguments {
     #[arg(long, value_enum, default_value_t)]
     pub device: Device,
     /// Device memory for the intermediates of a bus kernel, in MiB (GPU only).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub bus_scratch: usize,
     /// Bits of security; `toy` is fast and worth nothing.
@@ -98,8 +99,9 @@ pub struct ProveArguments {
     pub mock: bool,
 }
 
-/// What the benchmark needs.
+/// What the benchmark needs. Only a binary with CUDA can run it.
 #[derive(Debug, Args)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub struct BenchArguments {
     #[command(flatten)]
     pub common: Common,
