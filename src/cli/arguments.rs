@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use openvm_apc::{apc::Pgo, pipeline::Security};
+use openvm_apc::{
+    apc::Pgo,
+    pipeline::{Device, Security},
+};
 
 /// Autoprecompiles for OpenVM: profile, build, execute, prove, verify.
 #[derive(Debug, Parser)]
@@ -24,6 +27,8 @@ pub enum Command {
     Execute(ProveArguments),
     /// Prove the guest's run, verify the proof, print what it says.
     Prove(ProveArguments),
+    /// Prove on the GPU with each of several bus kernels in turn, and compare their times.
+    Bench(BenchArguments),
     /// Verify a proof file.
     Verify {
         /// A file that `prove --proof` wrote.
@@ -73,6 +78,13 @@ pub struct ProveArguments {
     /// The kernel for the APCs' bus interactions: vm or dag [env: POWDR_BUS_KERNEL] [default: vm].
     #[arg(long, value_name = "KERNEL")]
     pub bus_kernel: Option<String>,
+    /// Where the prover runs.
+    #[arg(long, value_enum, default_value_t)]
+    pub device: Device,
+    /// Device memory for the intermediates of a bus kernel, in MiB (GPU only).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub bus_scratch: usize,
     /// Bits of security; `toy` is fast and worth nothing.
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
@@ -87,6 +99,37 @@ pub struct ProveArguments {
     pub mock: bool,
 }
 
+/// What the benchmark needs. Only a binary with CUDA can run it.
+#[derive(Debug, Args)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub struct BenchArguments {
+    #[command(flatten)]
+    pub common: Common,
+    /// The kernels, in the order of their runs; the others are compared with the first.
+    #[arg(
+        long,
+        value_name = "KERNELS",
+        value_delimiter = ',',
+        default_value = "vm,dag"
+    )]
+    pub bus_kernels: Vec<String>,
+    /// How often to prove with each; the first proof also compiles and uploads.
+    #[arg(long, value_name = "K", default_value_t = 3)]
+    pub runs: usize,
+    /// Bits of security; `toy` is fast and worth nothing.
+    #[arg(long, value_enum, default_value_t)]
+    pub security: Security,
+    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
+    #[arg(long, value_name = "MIB")]
+    pub segment_memory: Option<usize>,
+    /// Device memory for the intermediates of a bus kernel, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub bus_scratch: usize,
+    /// Write the results there, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
 impl Arguments {
     /// Where to write metrics.
     pub fn metrics(&self) -> Option<&Path> {
@@ -95,6 +138,7 @@ impl Arguments {
             Command::Setup(arguments) | Command::Execute(arguments) | Command::Prove(arguments) => {
                 arguments.common.metrics.as_deref()
             }
+            Command::Bench(arguments) => arguments.common.metrics.as_deref(),
             Command::Verify { .. } => None,
         }
     }

@@ -1,6 +1,7 @@
 //! The command line: from arguments to library calls, and from results to words.
 
 mod arguments;
+mod bench;
 mod logging;
 mod progress;
 mod report;
@@ -15,7 +16,8 @@ use openvm_apc::{
     apc::ApcSettings,
     bus::BusKernel,
     pipeline::{
-        proof_file, ArtifactStore, Guest, GuestInput, Pipeline, PipelineError, ProveSettings, Setup,
+        proof_file, ArtifactStore, DeviceSetup, Guest, GuestInput, Pipeline, PipelineError,
+        ProveSettings,
     },
 };
 
@@ -77,7 +79,7 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
             let pipeline = pipeline(&arguments.common)?;
             let (selected, setup) = set_up(&pipeline, arguments)?;
             let input = input(&arguments.common);
-            let with = pipeline.execute(&setup, &input)?;
+            let with = setup.execute(&pipeline, &input)?;
             let without = if selected.apcs.is_empty() {
                 None
             } else {
@@ -87,6 +89,7 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
             Ok(())
         }
         Command::Prove(arguments) => prove(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
         Command::Verify { file } => {
             let verified = proof_file::read(file)?.verify()?;
             report::verified(&verified);
@@ -100,12 +103,12 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
     let pipeline = pipeline(&arguments.common)?;
     let (selected, mut setup) = set_up(&pipeline, arguments)?;
     let input = input(&arguments.common);
-    let with = pipeline.execute(&setup, &input)?;
+    let with = setup.execute(&pipeline, &input)?;
     if !selected.apcs.is_empty() {
         let without = pipeline.execute_without_apcs(&prove_settings(arguments)?, &input)?;
         report::execution(&with, Some(&without));
     }
-    let (proven, elapsed) = pipeline.prove(&mut setup, &input)?;
+    let (proven, elapsed) = setup.prove(&pipeline, &input)?;
     let verified = proven.verify()?;
     report::proven(&verified, elapsed);
     if let Some(path) = &arguments.proof {
@@ -134,13 +137,13 @@ fn pipeline(common: &Common) -> Result<Pipeline, PipelineError> {
 fn set_up(
     pipeline: &Pipeline,
     arguments: &ProveArguments,
-) -> Result<(openvm_apc::pipeline::SelectedApcs, Setup), PipelineError> {
+) -> Result<(openvm_apc::pipeline::SelectedApcs, DeviceSetup), PipelineError> {
     let settings = prove_settings(arguments)?;
     let selected = pipeline.select_apcs(
         &apc_settings(&arguments.common),
         &profile_input(&arguments.common),
     )?;
-    let setup = pipeline.setup(&selected, &settings)?;
+    let setup = DeviceSetup::new(pipeline, &selected, &settings)?;
     Ok((selected, setup))
 }
 
@@ -167,5 +170,10 @@ fn prove_settings(arguments: &ProveArguments) -> Result<ProveSettings, PipelineE
         security: arguments.security,
         segment_memory: arguments.segment_memory.map(|mebibytes| mebibytes << 20),
         bus_kernel: BusKernel::resolve(arguments.bus_kernel.as_deref())?,
+        device: arguments.device,
+        #[cfg(feature = "cuda")]
+        gpu: openvm_apc::gpu::GpuSettings {
+            bus_scratch: arguments.bus_scratch << 20,
+        },
     })
 }

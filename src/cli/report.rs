@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use openvm_apc::pipeline::{
-    proof_file::verifying_key_digest, ExecutionReport, PipelineError, SelectedApcs, Setup, Verified,
+    proof_file::verifying_key_digest, DeviceSetup, ExecutionReport, PipelineError, SelectedApcs,
+    Verified,
 };
 
 /// The selected APCs, one a line.
@@ -26,9 +27,9 @@ pub fn selected(selected: &SelectedApcs) {
 }
 
 /// What identifies the program and the VM.
-pub fn setup(setup: &Setup) -> Result<(), PipelineError> {
+pub fn setup(setup: &DeviceSetup) -> Result<(), PipelineError> {
     println!("exe commitment: {}", digest(&setup.exe_commit()?));
-    println!("verifying key: {}", verifying_key_digest(&setup.vk)?);
+    println!("verifying key: {}", verifying_key_digest(setup.vk())?);
     Ok(())
 }
 

@@ -1,6 +1,9 @@
 //! guest → profile → select APCs → setup → execute | prove → verify, with artifacts on disk.
 
 pub mod artifacts;
+#[cfg(feature = "cuda")]
+pub mod bench;
+pub mod device;
 pub mod error;
 pub mod guest;
 pub mod progress;
@@ -9,6 +12,7 @@ pub mod security;
 pub mod stages;
 
 pub use artifacts::{write_atomically, ArtifactStore};
+pub use device::{Device, DeviceSetup};
 pub use error::PipelineError;
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};

@@ -12,8 +12,9 @@ use std::{
 use openvm_circuit::{
     arch::{
         hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe, verify_segments,
-        ContinuationVmProof, ExecutionError, PreflightExecutionOutput, SystemConfig,
-        VirtualMachine, VirtualMachineError, VmExecutor, VmInstance, VmState,
+        ContinuationVmProof, ExecutionError, PreflightExecutionOutput, PreflightExecutor,
+        SystemConfig, VirtualMachine, VirtualMachineError, VmBuilder, VmExecutionConfig,
+        VmExecutor, VmInstance, VmState,
     },
     system::{
         memory::{
@@ -50,7 +51,9 @@ use crate::{
 
 type SC = BabyBearPoseidon2Config;
 type Engine = BabyBearPoseidon2CpuEngine;
-type Vm = VirtualMachine<Engine, ApcVmBuilder<SdkVmCpuBuilder>>;
+type CpuBuilder = ApcVmBuilder<SdkVmCpuBuilder>;
+/// The executors of a VM with APCs.
+type ApcExecutors = <ApcVmConfig<SdkVmConfig> as VmExecutionConfig<F>>::Executor;
 
 /// The APCs of a guest, with the buses of the VM they were built for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -72,6 +75,11 @@ pub struct ProveSettings {
     pub segment_memory: Option<usize>,
     /// The kernel for the APCs' bus interactions.
     pub bus_kernel: BusKernel,
+    /// Where the prover runs.
+    pub device: super::device::Device,
+    /// What may be set about the GPU.
+    #[cfg(feature = "cuda")]
+    pub gpu: crate::gpu::GpuSettings,
 }
 
 /// A guest on its way to a proof.
@@ -303,12 +311,29 @@ impl Pipeline {
         })
     }
 
-    /// Sets up the VM with the APCs: keys, chips, the committed program.
+    /// Sets up the VM with the APCs on the CPU: keys, chips, the committed program.
     pub fn setup(
         &self,
         selected: &SelectedApcs,
         settings: &ProveSettings,
     ) -> Result<Setup, PipelineError> {
+        let engine = Engine::new(settings.security.params());
+        self.setup_on(engine, ApcVmBuilder(SdkVmCpuBuilder), selected, settings)
+    }
+
+    /// Sets up the VM with the APCs for any engine: keys, chips, the committed program.
+    pub fn setup_on<E, VB>(
+        &self,
+        engine: E,
+        builder: VB,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+    ) -> Result<Setup<E, VB>, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.check_interrupted()?;
         let start = Instant::now();
         self.progress.start("Setting up", None);
@@ -323,10 +348,8 @@ impl Pipeline {
             selected.apcs.clone(),
             settings.bus_kernel,
         )?;
-        let engine = Engine::new(settings.security.params());
         let (vm, pk) =
-            VirtualMachine::new_with_keygen(engine, ApcVmBuilder(SdkVmCpuBuilder), config.clone())
-                .map_err(vm_error)?;
+            VirtualMachine::new_with_keygen(engine, builder, config.clone()).map_err(vm_error)?;
         let vk = pk.get_vk();
         let committed = vm.commit_program_on_device(&exe.program);
         let instance = VmInstance::new(vm, exe.clone(), committed)
@@ -345,11 +368,16 @@ impl Pipeline {
     }
 
     /// Runs the guest without proving: its public values, segments and trace sizes.
-    pub fn execute(
+    pub fn execute<E, VB>(
         &self,
-        setup: &Setup,
+        setup: &Setup<E, VB>,
         input: &GuestInput,
-    ) -> Result<ExecutionReport, PipelineError> {
+    ) -> Result<ExecutionReport, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.check_interrupted()?;
         self.progress.start("Executing", None);
         let vm = &setup.instance.vm;
@@ -427,15 +455,21 @@ impl Pipeline {
     }
 
     /// Proves every segment of the guest's run on `input`.
-    pub fn prove(
+    pub fn prove<E, VB>(
         &self,
-        setup: &mut Setup,
+        setup: &mut Setup<E, VB>,
         input: &GuestInput,
-    ) -> Result<(ProvenGuest, Duration), PipelineError> {
+    ) -> Result<(ProvenGuest, Duration), PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         let start = Instant::now();
         let proof = self.run_segments(setup, input, |vm, context| {
-            vm.engine
-                .prove(vm.pk(), context)
+            // OpenVM's GPU prover panics where the device fails.
+            catch_unwind(AssertUnwindSafe(|| vm.engine.prove(vm.pk(), context)))
+                .map_err(|payload| SegmentFailure::Prove(crate::apc::panic_message(&*payload)))?
                 .map_err(|error| SegmentFailure::Prove(format!("{error:?}")))
         })?;
         let elapsed = start.elapsed();
@@ -455,15 +489,20 @@ impl Pipeline {
     }
 
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
-    fn run_segments<R>(
+    fn run_segments<E, VB, R>(
         &self,
-        setup: &mut Setup,
+        setup: &mut Setup<E, VB>,
         input: &GuestInput,
         mut consume: impl FnMut(
-            &Vm,
-            openvm_stark_backend::prover::ProvingContext<<Engine as StarkEngine>::PB>,
+            &VirtualMachine<E, VB>,
+            openvm_stark_backend::prover::ProvingContext<E::PB>,
         ) -> Result<R, SegmentFailure>,
-    ) -> Result<SegmentResults<R>, PipelineError> {
+    ) -> Result<SegmentResults<R>, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.check_interrupted()?;
         let instance = &mut setup.instance;
         instance.reset_state(input.to_streams());
@@ -546,8 +585,12 @@ struct SegmentResults<R> {
     user_public_values: UserPublicValuesProof<8, F>,
 }
 
-/// A VM with APCs, ready to execute and prove one program.
-pub struct Setup {
+/// A VM with APCs, ready to execute and prove one program. On the CPU unless an engine and a builder say otherwise.
+pub struct Setup<E = Engine, VB = CpuBuilder>
+where
+    E: StarkEngine<SC = SC>,
+    VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+{
     /// The configuration.
     pub config: ApcVmConfig<SdkVmConfig>,
     /// The program, rewritten to call the APCs.
@@ -555,10 +598,14 @@ pub struct Setup {
     /// The verifying key.
     pub vk: MultiStarkVerifyingKey<SC>,
     /// The VM.
-    pub instance: VmInstance<Engine, ApcVmBuilder<SdkVmCpuBuilder>>,
+    pub instance: VmInstance<E, VB>,
 }
 
-impl Setup {
+impl<E, VB> Setup<E, VB>
+where
+    E: StarkEngine<SC = SC>,
+    VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+{
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.
     pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
