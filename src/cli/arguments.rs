@@ -19,15 +19,21 @@ pub enum Command {
     /// Profile the guest, build and select APCs.
     SelectApcs(Common),
     /// Set up the VM with the APCs, and print what identifies it and the program.
-    Setup(ProveArguments),
+    Setup(SetupArguments),
     /// Run the guest without proving: public values, segments, trace sizes.
-    Execute(ProveArguments),
+    Execute(SetupArguments),
     /// Prove the guest's run, verify the proof, print what it says.
     Prove(ProveArguments),
     /// Verify a proof file.
     Verify {
         /// A file that `prove --proof` wrote.
         file: PathBuf,
+        /// Reject the proof of any program but this: the `exe commitment` that `setup` prints.
+        #[arg(long, value_name = "8 NUMBERS", value_parser = commitment)]
+        exe_commitment: Option<[u32; 8]>,
+        /// Reject the proof of any VM but this: the `verifying key` that `setup` prints.
+        #[arg(long, value_name = "HEX")]
+        verifying_key: Option<String>,
     },
 }
 
@@ -65,9 +71,9 @@ pub struct Common {
     pub metrics: Option<PathBuf>,
 }
 
-/// What execution and proving need.
+/// What setting up the VM needs.
 #[derive(Debug, Args)]
-pub struct ProveArguments {
+pub struct SetupArguments {
     #[command(flatten)]
     pub common: Common,
     /// The kernel for the APCs' bus interactions: vm or dag [env: POWDR_BUS_KERNEL] [default: vm].
@@ -77,14 +83,33 @@ pub struct ProveArguments {
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
     /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
-    #[arg(long, value_name = "MIB")]
-    pub segment_memory: Option<usize>,
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub segment_memory: Option<u32>,
+}
+
+/// What proving needs.
+#[derive(Debug, Args)]
+pub struct ProveArguments {
+    #[command(flatten)]
+    pub setup: SetupArguments,
     /// Write the proof there, with all that is needed to check it.
     #[arg(long, value_name = "FILE")]
     pub proof: Option<PathBuf>,
     /// Check every constraint and every bus on the full traces instead of proving.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "proof")]
     pub mock: bool,
+}
+
+fn commitment(text: &str) -> Result<[u32; 8], String> {
+    let elements: Result<Vec<u32>, _> = text
+        .split([' ', ','])
+        .filter(|element| !element.is_empty())
+        .map(str::parse)
+        .collect();
+    elements
+        .ok()
+        .and_then(|elements| elements.try_into().ok())
+        .ok_or_else(|| "expected 8 numbers, with spaces or commas between them".to_string())
 }
 
 impl Arguments {
@@ -92,10 +117,23 @@ impl Arguments {
     pub fn metrics(&self) -> Option<&Path> {
         match &self.command {
             Command::SelectApcs(common) => common.metrics.as_deref(),
-            Command::Setup(arguments) | Command::Execute(arguments) | Command::Prove(arguments) => {
+            Command::Setup(arguments) | Command::Execute(arguments) => {
                 arguments.common.metrics.as_deref()
             }
+            Command::Prove(arguments) => arguments.setup.common.metrics.as_deref(),
             Command::Verify { .. } => None,
         }
+    }
+
+    /// Files that a run is to write in the end, with what they are.
+    pub fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let proof = match &self.command {
+            Command::Prove(arguments) => arguments.proof.as_deref(),
+            _ => None,
+        };
+        let metrics = self.metrics().map(|path| ("the metrics", path));
+        metrics
+            .into_iter()
+            .chain(proof.map(|path| ("the proof", path)))
     }
 }

@@ -5,29 +5,30 @@ mod logging;
 mod progress;
 mod report;
 
-use std::{
-    process::ExitCode,
-    sync::{atomic::Ordering, Arc},
-};
+use std::{process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use openvm_apc::{
     apc::ApcSettings,
     bus::BusKernel,
     pipeline::{
-        proof_file, ArtifactStore, Guest, GuestInput, Pipeline, PipelineError, ProveSettings, Setup,
+        check_writable, pause_writes, proof_file, ArtifactStore, ExecutionReport, Guest,
+        GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs, Setup,
     },
 };
 
-use arguments::{Arguments, Command, Common, ProveArguments};
+use arguments::{Arguments, Command, Common, ProveArguments, SetupArguments};
 
 /// What a shell reports for a process that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
+
+const BYTES_PER_MEBIBYTE: usize = 1 << 20;
 
 /// Runs the command line.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     logging::hush_panics();
+    handle_interrupts();
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| execute(&arguments)));
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
@@ -37,6 +38,10 @@ pub fn run() -> ExitCode {
         }
         Ok(Err(error)) => {
             eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+        // `… | head`: whoever read the output has gone.
+        Err(payload) if logging::panic_text(&*payload).starts_with("failed printing to") => {
             ExitCode::FAILURE
         }
         Err(payload) => {
@@ -52,11 +57,25 @@ pub fn run() -> ExitCode {
 
 fn execute(arguments: &Arguments) -> Result<(), PipelineError> {
     let metrics = logging::start(arguments.metrics().is_some());
-    let result = dispatch(&arguments.command);
+    for (what, path) in arguments.outputs() {
+        check_writable(what, path)?;
+    }
+    dispatch(&arguments.command)?;
     if let (Some(metrics), Some(path)) = (metrics, arguments.metrics()) {
         metrics.write(path)?;
     }
-    result
+    Ok(())
+}
+
+/// Ctrl-C ends the process at once, but never in the middle of a file.
+fn handle_interrupts() {
+    let handler = || {
+        let _nothing_half_written = pause_writes();
+        eprintln!("\ninterrupted");
+        std::process::exit(INTERRUPTED.into());
+    };
+    // It fails if there is a handler already, which is then whoever's who set it.
+    let _ = ctrlc::set_handler(handler);
 }
 
 fn dispatch(command: &Command) -> Result<(), PipelineError> {
@@ -78,17 +97,18 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
             let (selected, setup) = set_up(&pipeline, arguments)?;
             let input = input(&arguments.common);
             let with = pipeline.execute(&setup, &input)?;
-            let without = if selected.apcs.is_empty() {
-                None
-            } else {
-                Some(pipeline.execute_without_apcs(&prove_settings(arguments)?, &input)?)
-            };
+            let without = without_apcs(&pipeline, &selected, arguments)?;
             report::execution(&with, without.as_ref());
             Ok(())
         }
         Command::Prove(arguments) => prove(arguments),
-        Command::Verify { file } => {
+        Command::Verify {
+            file,
+            exe_commitment,
+            verifying_key,
+        } => {
             let verified = proof_file::read(file)?.verify()?;
+            verified.expect(*exe_commitment, verifying_key.as_deref())?;
             report::verified(&verified);
             println!("the proof is valid");
             Ok(())
@@ -97,44 +117,59 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
 }
 
 fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
-    let pipeline = pipeline(&arguments.common)?;
-    let (selected, mut setup) = set_up(&pipeline, arguments)?;
-    let input = input(&arguments.common);
+    let ProveArguments {
+        setup: setup_arguments,
+        proof,
+        mock,
+    } = arguments;
+    let pipeline = pipeline(&setup_arguments.common)?;
+    let (selected, mut setup) = set_up(&pipeline, setup_arguments)?;
+    let input = input(&setup_arguments.common);
     let with = pipeline.execute(&setup, &input)?;
-    if !selected.apcs.is_empty() {
-        let without = pipeline.execute_without_apcs(&prove_settings(arguments)?, &input)?;
-        report::execution(&with, Some(&without));
+    let without = without_apcs(&pipeline, &selected, setup_arguments)?;
+    report::execution(&with, without.as_ref());
+    if *mock {
+        report::mock(&pipeline.mock(&mut setup, &input)?);
+        return Ok(());
     }
     let (proven, elapsed) = pipeline.prove(&mut setup, &input)?;
     let verified = proven.verify()?;
     report::proven(&verified, elapsed);
-    if let Some(path) = &arguments.proof {
+    if let Some(path) = proof {
         proof_file::write(path, &proven)?;
         println!("proof written to {}", path.display());
     }
     Ok(())
 }
 
+/// What the run would come to without APCs, if there are any.
+fn without_apcs(
+    pipeline: &Pipeline,
+    selected: &SelectedApcs,
+    arguments: &SetupArguments,
+) -> Result<Option<ExecutionReport>, PipelineError> {
+    if selected.apcs.is_empty() {
+        return Ok(None);
+    }
+    pipeline
+        .execute_without_apcs(&prove_settings(arguments)?, &input(&arguments.common))
+        .map(Some)
+}
+
 fn pipeline(common: &Common) -> Result<Pipeline, PipelineError> {
     let guest = Guest::find(&common.guest)?;
     let store = ArtifactStore::open(common.artifacts_dir.as_deref())?;
-    let pipeline = Pipeline::new(guest, store, Arc::new(progress::Terminal::new()));
-    let interrupted = pipeline.interrupt_flag();
-    // The first Ctrl-C ends at the next step, so that nothing is left half-written; the second at once. Files are
-    // written beside their places and renamed, so that is safe as well.
-    let _ = ctrlc::set_handler(move || {
-        if interrupted.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED.into());
-        }
-        eprintln!("\ninterrupted: ending at the next step (again to end at once)");
-    });
-    Ok(pipeline)
+    Ok(Pipeline::new(
+        guest,
+        store,
+        Arc::new(progress::Terminal::new()),
+    ))
 }
 
 fn set_up(
     pipeline: &Pipeline,
-    arguments: &ProveArguments,
-) -> Result<(openvm_apc::pipeline::SelectedApcs, Setup), PipelineError> {
+    arguments: &SetupArguments,
+) -> Result<(SelectedApcs, Setup), PipelineError> {
     let settings = prove_settings(arguments)?;
     let selected = pipeline.select_apcs(
         &apc_settings(&arguments.common),
@@ -162,10 +197,12 @@ fn profile_input(common: &Common) -> GuestInput {
     GuestInput::from_option(common.profile_input.or(common.input))
 }
 
-fn prove_settings(arguments: &ProveArguments) -> Result<ProveSettings, PipelineError> {
+fn prove_settings(arguments: &SetupArguments) -> Result<ProveSettings, PipelineError> {
     Ok(ProveSettings {
         security: arguments.security,
-        segment_memory: arguments.segment_memory.map(|mebibytes| mebibytes << 20),
+        segment_memory: arguments
+            .segment_memory
+            .map(|mebibytes| mebibytes as usize * BYTES_PER_MEBIBYTE),
         bus_kernel: BusKernel::resolve(arguments.bus_kernel.as_deref())?,
     })
 }

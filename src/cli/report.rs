@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use openvm_apc::pipeline::{
-    proof_file::verifying_key_digest, ExecutionReport, PipelineError, SelectedApcs, Setup, Verified,
+use openvm_apc::{
+    pipeline::{ExecutionReport, PipelineError, SelectedApcs, Setup, Verified},
+    vm::mock::MockReport,
 };
+
+/// Proofs below are not worth the name.
+const MIN_SECURITY_BITS: u32 = 100;
 
 /// The selected APCs, one a line.
 pub fn selected(selected: &SelectedApcs) {
@@ -28,7 +32,7 @@ pub fn selected(selected: &SelectedApcs) {
 /// What identifies the program and the VM.
 pub fn setup(setup: &Setup) -> Result<(), PipelineError> {
     println!("exe commitment: {}", digest(&setup.exe_commit()?));
-    println!("verifying key: {}", verifying_key_digest(&setup.vk)?);
+    println!("verifying key: {}", setup.verifying_key_digest()?);
     Ok(())
 }
 
@@ -87,6 +91,14 @@ pub fn proven(result: &Verified, elapsed: Duration) {
     println!("proven in {:.1} s, and verified", elapsed.as_secs_f64());
 }
 
+/// Traces that hold.
+pub fn mock(report: &MockReport) {
+    println!(
+        "mock: {} constraints on {} rows and {} cells of {} AIRs hold, and {} bus messages balance; nothing was proven",
+        report.constraints, report.rows, report.cells, report.airs, report.messages
+    );
+}
+
 /// What a valid proof says.
 pub fn verified(verified: &Verified) {
     println!("public values: {}", hex::encode(&verified.public_values));
@@ -96,6 +108,10 @@ pub fn verified(verified: &Verified) {
     );
     println!("exe commitment: {}", digest(&verified.exe_commit));
     println!("verifying key: {}", verified.verifying_key);
+    println!("security: {} bits", verified.security_bits);
+    if verified.security_bits < MIN_SECURITY_BITS {
+        println!("NOTE: toy parameters, anybody can forge such a proof");
+    }
     for (segment, commit) in verified.trace_commits.iter().enumerate() {
         println!("segment {segment} trace commitment: {}", digest(commit));
     }

@@ -6,6 +6,7 @@
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde::{de::DeserializeOwned, Serialize};
@@ -124,22 +125,44 @@ impl ArtifactStore {
         if let Some(value) = self.load(key) {
             return Ok((value, true));
         }
-        self.check_writable()?;
+        // An error now rather than after a minute's work.
+        check_writable("the artifact", &self.directory.join(key.file_name()))?;
         let value = build()?;
         self.store(key, &value)?;
         Ok((value, false))
     }
+}
 
-    /// An error now rather than after a minute's work.
-    fn check_writable(&self) -> Result<(), PipelineError> {
-        tempfile::tempfile_in(&self.directory)
-            .map(|_| ())
-            .map_err(|source| PipelineError::Write {
-                what: "the artifacts directory",
-                path: self.directory.clone(),
-                source,
-            })
+/// Held while a file is being written.
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// Waits until nothing is being written, and keeps it so for as long as the guard lives: a process that ends then
+/// leaves no half-written file and no temporary one.
+pub fn pause_writes() -> MutexGuard<'static, ()> {
+    WRITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
     }
+}
+
+/// Tells, before the work whose result goes there, whether a file can be made at `path`.
+pub fn check_writable(what: &'static str, path: &Path) -> Result<(), PipelineError> {
+    let error = |source| PipelineError::Write {
+        what,
+        path: path.to_path_buf(),
+        source,
+    };
+    if path.is_dir() {
+        return Err(error(std::io::ErrorKind::IsADirectory.into()));
+    }
+    // A file without a name: nothing is left of it, whatever happens.
+    tempfile::tempfile_in(parent(path))
+        .map(|_| ())
+        .map_err(error)
 }
 
 /// Writes a file beside its place and renames it.
@@ -153,11 +176,8 @@ pub fn write_atomically(
         path: path.to_path_buf(),
         source,
     };
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(error)?;
+    let _writing = pause_writes();
+    let mut file = tempfile::NamedTempFile::new_in(parent(path)).map_err(error)?;
     file.write_all(bytes).map_err(error)?;
     file.as_file().sync_all().map_err(error)?;
     file.persist(path).map_err(|persist| error(persist.error))?;

@@ -117,6 +117,17 @@ pub enum PipelineError {
         /// The expected commitment.
         expected: String,
     },
+    /// The proof was made with another verifying key.
+    #[error(
+        "the proof is for another VM: its verifying key is {found}, but {expected} was expected \
+         (other APCs, another VM configuration, or other security parameters)"
+    )]
+    OtherVerifyingKey {
+        /// SHA-256 of the key in the proof.
+        found: String,
+        /// SHA-256 of the expected key.
+        expected: String,
+    },
     /// The proof file is damaged.
     #[error("{path} is no proof of this program version, or is damaged: {message}")]
     ProofFile {

@@ -8,7 +8,7 @@ pub mod proof_file;
 pub mod security;
 pub mod stages;
 
-pub use artifacts::{write_atomically, ArtifactStore};
+pub use artifacts::{check_writable, pause_writes, write_atomically, ArtifactStore};
 pub use error::PipelineError;
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};

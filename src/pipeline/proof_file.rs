@@ -5,6 +5,7 @@
 
 use std::{io::Read, path::Path};
 
+use openvm_circuit::system::memory::dimensions::MemoryDimensions;
 use openvm_stark_backend::keygen::types::MultiStarkVerifyingKey;
 use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
 use sha2::{Digest, Sha256};
@@ -63,11 +64,13 @@ pub fn read(path: &Path) -> Result<ProvenGuest, PipelineError> {
         .map_err(|error| damaged(error.to_string()))
 }
 
-/// SHA-256 of a verifying key.
+/// SHA-256 of all that decides what a verifier accepts: the verifying key, and where in the memory tree the public
+/// values lie.
 pub fn verifying_key_digest(
     vk: &MultiStarkVerifyingKey<BabyBearPoseidon2Config>,
+    memory_dimensions: &MemoryDimensions,
 ) -> Result<String, PipelineError> {
-    let bytes = bitcode::serialize(vk)
+    let bytes = bitcode::serialize(&(vk, memory_dimensions))
         .map_err(|error| PipelineError::Vm(format!("the verifying key: {error}")))?;
     Ok(hex::encode(Sha256::digest(bytes)))
 }

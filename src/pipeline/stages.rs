@@ -13,7 +13,7 @@ use openvm_circuit::{
     arch::{
         hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe, verify_segments,
         ContinuationVmProof, ExecutionError, PreflightExecutionOutput, SystemConfig,
-        VirtualMachine, VirtualMachineError, VmExecutor, VmInstance, VmState,
+        VirtualMachine, VirtualMachineError, VmCircuitConfig, VmExecutor, VmInstance, VmState,
     },
     system::{
         memory::{
@@ -24,7 +24,9 @@ use openvm_circuit::{
     },
 };
 use openvm_sdk_config::{SdkVmConfig, SdkVmCpuBuilder, TranspilerConfig};
-use openvm_stark_backend::{keygen::types::MultiStarkVerifyingKey, StarkEngine};
+use openvm_stark_backend::{
+    keygen::types::MultiStarkVerifyingKey, soundness::SoundnessCalculator, StarkEngine,
+};
 use openvm_stark_sdk::config::baby_bear_poseidon2::{
     BabyBearPoseidon2Config, BabyBearPoseidon2CpuEngine,
 };
@@ -36,6 +38,7 @@ use super::{
     error::PipelineError,
     guest::{Guest, GuestInput},
     progress::Progress,
+    proof_file::verifying_key_digest,
     security::Security,
 };
 use crate::{
@@ -45,7 +48,10 @@ use crate::{
     },
     bus::{BusKernel, F},
     trace::TraceError,
-    vm::{ApcVmBuilder, ApcVmConfig},
+    vm::{
+        mock::{self, Labels, MockReport},
+        ApcVmBuilder, ApcVmConfig,
+    },
 };
 
 type SC = BabyBearPoseidon2Config;
@@ -146,8 +152,10 @@ pub struct Verified {
     pub exe_commit: [u32; 8],
     /// For each segment, the commitment to its traces.
     pub trace_commits: Vec<[u32; 8]>,
-    /// SHA-256 of the verifying key.
+    /// SHA-256 of the verifying key and the memory's dimensions.
     pub verifying_key: String,
+    /// Bits of security of the proof system with this verifying key, rounded down.
+    pub security_bits: u32,
 }
 
 impl Pipeline {
@@ -202,7 +210,7 @@ impl Pipeline {
             return Ok(SelectedApcs {
                 apcs: vec![],
                 buses: VmBuses::from_inventory(
-                    &openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(config)
+                    &VmCircuitConfig::<SC>::create_airs(config)
                         .map_err(crate::apc::ApcError::from)?,
                 ),
                 profiled_instructions: None,
@@ -433,7 +441,7 @@ impl Pipeline {
         input: &GuestInput,
     ) -> Result<(ProvenGuest, Duration), PipelineError> {
         let start = Instant::now();
-        let proof = self.run_segments(setup, input, |vm, context| {
+        let proof = self.run_segments(setup, input, "Proving segments", |vm, context| {
             vm.engine
                 .prove(vm.pk(), context)
                 .map_err(|error| SegmentFailure::Prove(format!("{error:?}")))
@@ -454,11 +462,31 @@ impl Pipeline {
         Ok((proven, elapsed))
     }
 
+    /// Checks every constraint and every bus on the full traces of the guest's run on `input`, without proving.
+    pub fn mock(&self, setup: &mut Setup, input: &GuestInput) -> Result<MockReport, PipelineError> {
+        let start = Instant::now();
+        let airs = VmCircuitConfig::<SC>::create_airs(&setup.config)
+            .map_err(crate::apc::ApcError::from)?;
+        let labels = Labels::from_airs(airs.into_airs()).with_buses(setup.config.buses());
+        let results = self.run_segments(setup, input, "Checking segments", |vm, context| {
+            mock::check(&vm.engine, vm.pk(), &context, &labels)
+                .map_err(|error| SegmentFailure::Mock(error.to_string()))
+        })?;
+        self.progress
+            .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
+        let mut report = MockReport::default();
+        for segment in &results.per_segment {
+            report.add(segment);
+        }
+        Ok(report)
+    }
+
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
     fn run_segments<R>(
         &self,
         setup: &mut Setup,
         input: &GuestInput,
+        step: &str,
         mut consume: impl FnMut(
             &Vm,
             openvm_stark_backend::prover::ProvingContext<<Engine as StarkEngine>::PB>,
@@ -474,8 +502,7 @@ impl Pipeline {
             .map_err(|error| PipelineError::Vm(error.to_string()))?
             .execute_metered(input.to_streams(), context)
             .map_err(|error| execution_error(error, input, None))?;
-        self.progress
-            .start("Proving segments", Some(segments.len() as u64));
+        self.progress.start(step, Some(segments.len() as u64));
         let mut results = Vec::with_capacity(segments.len());
         let mut state = instance
             .state_mut()
@@ -568,6 +595,12 @@ impl Setup {
             self.instance.program_commitment(),
         ))
     }
+
+    /// SHA-256 of the verifying key and the memory's dimensions, as a valid proof carries it.
+    pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
+        let system: &SystemConfig = self.config.as_ref();
+        verifying_key_digest(&self.vk, &system.memory_config.memory_dimensions())
+    }
 }
 
 fn exe_commit(system: &SystemConfig, exe: &VmExe<F>, program_commit: &[F; 8]) -> [u32; 8] {
@@ -589,13 +622,42 @@ fn exe_commit(system: &SystemConfig, exe: &VmExe<F>, program_commit: &[F; 8]) ->
     ))
 }
 
+impl Verified {
+    /// Checks that the proof is of the program, and for the VM, that the caller has in mind: a proof file brings its
+    /// own verifying key, so validity alone says neither.
+    pub fn expect(
+        &self,
+        exe_commit: Option<[u32; 8]>,
+        verifying_key: Option<&str>,
+    ) -> Result<(), PipelineError> {
+        match exe_commit {
+            Some(expected) if expected != self.exe_commit => {
+                return Err(PipelineError::OtherProgram {
+                    found: format!("{:?}", self.exe_commit),
+                    expected: format!("{expected:?}"),
+                })
+            }
+            _ => {}
+        }
+        match verifying_key {
+            Some(expected) if !expected.eq_ignore_ascii_case(&self.verifying_key) => {
+                Err(PipelineError::OtherVerifyingKey {
+                    found: self.verifying_key.clone(),
+                    expected: expected.to_string(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl ProvenGuest {
     /// Checks every segment's proof, that the segments join, and the proof of the public values.
     pub fn verify(&self) -> Result<Verified, PipelineError> {
-        let engine = Engine::new(self.vk.inner.params.clone());
         let invalid = |message: String| PipelineError::Verify(message);
         // A proof from a file can have any shape; what the verifier does not expect must not take us down.
         let payload = catch_unwind(AssertUnwindSafe(|| {
+            let engine = Engine::new(self.vk.inner.params.clone());
             verify_segments(&engine, &self.vk, &self.proof.per_segment)
         }))
         .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?
@@ -627,7 +689,11 @@ impl ProvenGuest {
                 .iter()
                 .map(|proof| canonical(&proof.common_main_commit))
                 .collect(),
-            verifying_key: super::proof_file::verifying_key_digest(&self.vk)?,
+            verifying_key: verifying_key_digest(&self.vk, &self.memory_dimensions)?,
+            security_bits: catch_unwind(AssertUnwindSafe(|| {
+                SoundnessCalculator::calculate_from_vk(&self.vk).total_bits as u32
+            }))
+            .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?,
         })
     }
 }
