@@ -170,7 +170,7 @@ fn proof_files() {
         said.value("public_values_commit")
     );
     assert_eq!(verified.value("public_values_commit").split(' ').count(), 8);
-    assert!(verified.output.contains("toy parameters"), "{verified:#?}");
+    assert!(verified.errors.contains("can be forged"), "{verified:#?}");
 
     // Only for what was proven.
     let expecting = |flag: &str, value: &str| -> Said {
@@ -280,7 +280,7 @@ fn seal(file: &mut [u8]) {
 #[test]
 fn public_values_are_the_guests() {
     let artifacts = directory();
-    for n in [0, 1] {
+    for n in [0, 1, 10] {
         let said = run(
             &format!("execute guest-keccak --input {n} --security toy"),
             artifacts.path(),
@@ -340,4 +340,47 @@ fn interrupts_end_any_step() {
     let job = format!("prove guest-keccak --input 1 --proof {}", proof.display());
     interrupt(&job, &artifacts, "Proving segments");
     assert!(!proof.exists());
+}
+
+#[test]
+fn statistics_of_bus_programs() {
+    let artifacts = directory();
+    let stats = SELECT.replace("select-apcs", "stats");
+    let table = run(&stats, artifacts.path()).succeeded();
+    assert!(table.output.contains("maxima"), "{table:#?}");
+    let json = run(&format!("{stats} --json"), artifacts.path()).succeeded();
+    let json: serde_json::Value = serde_json::from_str(&json.output).expect("it is JSON");
+    let rows = json.as_array().expect("one object an APC");
+    assert_eq!(rows.len(), 4, "three APCs and the maxima");
+    assert!(rows.iter().all(|row| row["columns"].as_u64() > Some(0)));
+    // During a proof, too.
+    let said: Said = binary()
+        .args(format!("{PROVE} --mock --artifacts-dir").split(' '))
+        .arg(artifacts.path())
+        .env("POWDR_DUMP_BUS_DAG", "1")
+        .output()
+        .expect("the binary starts")
+        .into();
+    let said = said.succeeded();
+    assert!(said.errors.contains("maxima"), "{said:#?}");
+
+    // A machine from a file.
+    let place = directory();
+    let machine = br#"{"constraints": [], "derived_columns": [], "bus_interactions": [
+        {"id": 3, "mult": "is_valid@2", "args": [["a@0", "+", [256, "*", "b@1"]], 17]},
+        {"id": 6, "mult": 1, "args": ["a@0", "b@1", 0, 0]}]}"#;
+    let machine = file(&place, "machine.json", machine);
+    let of_machine = |path: &Path| {
+        run(
+            &format!("stats {} --json", path.display()),
+            artifacts.path(),
+        )
+    };
+    let said = of_machine(&machine).succeeded();
+    let rows: serde_json::Value = serde_json::from_str(&said.output).expect("it is JSON");
+    assert_eq!(rows[0]["columns"], 3);
+    assert_eq!(rows[0]["updates_per_row"], 2);
+    let broken = file(&place, "broken.json", b"{\"constraints\": 1}");
+    of_machine(&broken).failed_with(&["is no machine", "broken.json"]);
+    of_machine(&place.path().join("none.json")).failed_with(&["none.json cannot be read"]);
 }

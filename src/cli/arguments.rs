@@ -24,6 +24,8 @@ pub enum Command {
     Execute(SetupArguments),
     /// Prove the guest's run, verify the proof, print what it says.
     Prove(ProveArguments),
+    /// Print what the bus programs of the guest's APCs cost, for every kernel and schedule.
+    Stats(StatsArguments),
     /// Verify a proof file.
     Verify {
         /// A file that `prove --proof` wrote.
@@ -44,10 +46,10 @@ pub struct Common {
     pub guest: String,
     /// How many APCs to use; 0 is plain OpenVM.
     #[arg(long, default_value_t = 0, value_name = "N")]
-    pub autoprecompiles: u64,
+    pub autoprecompiles: u32,
     /// Pass over this many of the best-ranked APCs first.
     #[arg(long, default_value_t = 0, value_name = "N")]
-    pub skip: u64,
+    pub skip: u32,
     /// The guest's input: one u32.
     #[arg(long, value_name = "M")]
     pub input: Option<u32>,
@@ -69,6 +71,17 @@ pub struct Common {
     /// Write OpenVM's metrics there, as JSON.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+}
+
+/// What to print statistics of.
+#[derive(Debug, Args)]
+pub struct StatsArguments {
+    /// The guest may also be the path of a machine in powdr's form (.json), on OpenVM's default buses.
+    #[command(flatten)]
+    pub common: Common,
+    /// JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What setting up the VM needs.
@@ -117,6 +130,7 @@ impl Arguments {
     pub fn metrics(&self) -> Option<&Path> {
         match &self.command {
             Command::SelectApcs(common) => common.metrics.as_deref(),
+            Command::Stats(arguments) => arguments.common.metrics.as_deref(),
             Command::Setup(arguments) | Command::Execute(arguments) => {
                 arguments.common.metrics.as_deref()
             }

@@ -5,19 +5,19 @@ mod logging;
 mod progress;
 mod report;
 
-use std::{process::ExitCode, sync::Arc};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use openvm_apc::{
     apc::ApcSettings,
-    bus::BusKernel,
+    bus::{stats::StatsTable, BusKernel},
     pipeline::{
-        check_writable, pause_writes, proof_file, ArtifactStore, ExecutionReport, Guest,
+        check_writable, pause_writes, proof_file, stats, ArtifactStore, ExecutionReport, Guest,
         GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs, Setup,
     },
 };
 
-use arguments::{Arguments, Command, Common, ProveArguments, SetupArguments};
+use arguments::{Arguments, Command, Common, ProveArguments, SetupArguments, StatsArguments};
 
 /// What a shell reports for a process that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -102,6 +102,7 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
             Ok(())
         }
         Command::Prove(arguments) => prove(arguments),
+        Command::Stats(arguments) => stats(arguments),
         Command::Verify {
             file,
             exe_commitment,
@@ -124,6 +125,9 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
     } = arguments;
     let pipeline = pipeline(&setup_arguments.common)?;
     let (selected, mut setup) = set_up(&pipeline, setup_arguments)?;
+    if std::env::var_os(stats::DUMP_BUS_DAG_VARIABLE).is_some() {
+        eprintln!("{}", StatsTable(&stats::of_apcs(&selected)?));
+    }
     let input = input(&setup_arguments.common);
     let with = pipeline.execute(&setup, &input)?;
     let without = without_apcs(&pipeline, &selected, setup_arguments)?;
@@ -140,6 +144,26 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
         println!("proof written to {}", path.display());
     }
     Ok(())
+}
+
+fn stats(arguments: &StatsArguments) -> Result<(), PipelineError> {
+    let common = &arguments.common;
+    let path = Path::new(&common.guest);
+    let stats = if path
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        vec![stats::of_machine(path)?]
+    } else {
+        let pipeline = pipeline(common)?;
+        stats::of_apcs(&pipeline.select_apcs(&apc_settings(common), &profile_input(common))?)?
+    };
+    if arguments.json {
+        report::stats_json(&stats)
+    } else {
+        println!("{}", StatsTable(&stats));
+        Ok(())
+    }
 }
 
 /// What the run would come to without APCs, if there are any.
@@ -181,8 +205,8 @@ fn set_up(
 
 fn apc_settings(common: &Common) -> ApcSettings {
     ApcSettings {
-        autoprecompiles: common.autoprecompiles,
-        skip: common.skip,
+        autoprecompiles: common.autoprecompiles.into(),
+        skip: common.skip.into(),
         pgo: common.pgo,
         max_columns: common.max_columns,
         candidates_directory: common.apc_candidates_dir.clone(),

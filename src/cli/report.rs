@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use openvm_apc::{
+    bus::stats::BusStats,
     pipeline::{ExecutionReport, PipelineError, SelectedApcs, Setup, Verified},
     vm::mock::MockReport,
 };
 
-/// Proofs below are not worth the name.
-const MIN_SECURITY_BITS: u32 = 100;
+/// Proofs of fewer bits are called weak.
+const SECURE_BITS: u32 = 100;
 
 /// The selected APCs, one a line.
 pub fn selected(selected: &SelectedApcs) {
@@ -85,18 +86,32 @@ fn share(before: u64, after: u64) -> String {
     )
 }
 
+/// The costs of bus programs, and their maxima last, as JSON.
+pub fn stats_json(stats: &[BusStats]) -> Result<(), PipelineError> {
+    let rows: Vec<BusStats> = stats
+        .iter()
+        .cloned()
+        .chain([BusStats::maxima(stats)])
+        .collect();
+    let json = serde_json::to_string_pretty(&rows)
+        .map_err(|error| PipelineError::Vm(format!("the statistics: {error}")))?;
+    println!("{json}");
+    Ok(())
+}
+
+/// Traces that were checked without proving.
+pub fn mock(report: &MockReport) {
+    println!(
+        "all {} constraints hold on {} rows of {} AIRs, and all buses balance over {} messages \
+         (nothing was proven)",
+        report.constraints, report.rows, report.airs, report.messages
+    );
+}
+
 /// A proof that was made and verified.
 pub fn proven(result: &Verified, elapsed: Duration) {
     verified(result);
     println!("proven in {:.1} s, and verified", elapsed.as_secs_f64());
-}
-
-/// Traces that hold.
-pub fn mock(report: &MockReport) {
-    println!(
-        "mock: {} constraints on {} rows and {} cells of {} AIRs hold, and {} bus messages balance; nothing was proven",
-        report.constraints, report.rows, report.cells, report.airs, report.messages
-    );
 }
 
 /// What a valid proof says.
@@ -109,8 +124,8 @@ pub fn verified(verified: &Verified) {
     println!("exe commitment: {}", digest(&verified.exe_commit));
     println!("verifying key: {}", verified.verifying_key);
     println!("security: {} bits", verified.security_bits);
-    if verified.security_bits < MIN_SECURITY_BITS {
-        println!("NOTE: toy parameters, anybody can forge such a proof");
+    if verified.security_bits < SECURE_BITS {
+        eprintln!("warning: below {SECURE_BITS} bits, such a proof can be forged");
     }
     for (segment, commit) in verified.trace_commits.iter().enumerate() {
         println!("segment {segment} trace commitment: {}", digest(commit));

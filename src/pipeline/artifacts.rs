@@ -149,20 +149,38 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
+/// Where a file is written: links are followed.
+enum Target {
+    /// To a new file, or over one: beside it, and renamed.
+    File(PathBuf),
+    /// Into a device or a pipe, as it is: renaming would put a file in its place.
+    Stream,
+}
+
+fn target(path: &Path) -> std::io::Result<Target> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Err(std::io::ErrorKind::IsADirectory.into()),
+        Ok(metadata) if metadata.is_file() => Ok(Target::File(path.canonicalize()?)),
+        Ok(_) => Ok(Target::Stream),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(Target::File(path.to_path_buf()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Tells, before the work whose result goes there, whether a file can be made at `path`.
 pub fn check_writable(what: &'static str, path: &Path) -> Result<(), PipelineError> {
-    let error = |source| PipelineError::Write {
+    let check = || match target(path)? {
+        // A file without a name: nothing is left of it, whatever happens.
+        Target::File(path) => tempfile::tempfile_in(parent(&path)).map(|_| ()),
+        Target::Stream => Ok(()),
+    };
+    check().map_err(|source| PipelineError::Write {
         what,
         path: path.to_path_buf(),
         source,
-    };
-    if path.is_dir() {
-        return Err(error(std::io::ErrorKind::IsADirectory.into()));
-    }
-    // A file without a name: nothing is left of it, whatever happens.
-    tempfile::tempfile_in(parent(path))
-        .map(|_| ())
-        .map_err(error)
+    })
 }
 
 /// Writes a file beside its place and renames it.
@@ -171,17 +189,25 @@ pub fn write_atomically(
     path: &Path,
     bytes: &[u8],
 ) -> Result<(), PipelineError> {
-    let error = |source| PipelineError::Write {
+    let write = || match target(path)? {
+        Target::File(path) => {
+            let _writing = pause_writes();
+            let mut file = tempfile::NamedTempFile::new_in(parent(&path))?;
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|persist| persist.error)?;
+            Ok(())
+        }
+        Target::Stream => std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .write_all(bytes),
+    };
+    write().map_err(|source| PipelineError::Write {
         what,
         path: path.to_path_buf(),
         source,
-    };
-    let _writing = pause_writes();
-    let mut file = tempfile::NamedTempFile::new_in(parent(path)).map_err(error)?;
-    file.write_all(bytes).map_err(error)?;
-    file.as_file().sync_all().map_err(error)?;
-    file.persist(path).map_err(|persist| error(persist.error))?;
-    Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -227,6 +253,31 @@ mod tests {
         }
         assert!(!store.load_or_build(&key, || Ok(vec![4])).unwrap().1);
         assert_eq!(store.load(&key), Some(vec![4]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_pipes_written_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        std::fs::write(&file, b"old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_atomically("a test", &link, b"new").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+
+        let pipe = directory.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read(pipe).unwrap()
+        });
+        check_writable("a test", &pipe).unwrap();
+        write_atomically("a test", &pipe, b"through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        assert!(!std::fs::symlink_metadata(&pipe).unwrap().is_file());
+        assert!(write_atomically("a test", directory.path(), b"").is_err());
     }
 
     #[test]

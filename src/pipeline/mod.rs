@@ -7,12 +7,13 @@ pub mod progress;
 pub mod proof_file;
 pub mod security;
 pub mod stages;
+pub mod stats;
 
 pub use artifacts::{check_writable, pause_writes, write_atomically, ArtifactStore};
 pub use error::PipelineError;
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};
-pub use security::Security;
+pub use security::{security_bits, Security};
 pub use stages::{
     execute_plain, ExecutionReport, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
     Verified,

@@ -13,7 +13,7 @@ use openvm_circuit::{
     arch::{
         hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe, verify_segments,
         ContinuationVmProof, ExecutionError, PreflightExecutionOutput, SystemConfig,
-        VirtualMachine, VirtualMachineError, VmCircuitConfig, VmExecutor, VmInstance, VmState,
+        VirtualMachine, VirtualMachineError, VmExecutor, VmInstance, VmState,
     },
     system::{
         memory::{
@@ -24,9 +24,7 @@ use openvm_circuit::{
     },
 };
 use openvm_sdk_config::{SdkVmConfig, SdkVmCpuBuilder, TranspilerConfig};
-use openvm_stark_backend::{
-    keygen::types::MultiStarkVerifyingKey, soundness::SoundnessCalculator, StarkEngine,
-};
+use openvm_stark_backend::{keygen::types::MultiStarkVerifyingKey, StarkEngine};
 use openvm_stark_sdk::config::baby_bear_poseidon2::{
     BabyBearPoseidon2Config, BabyBearPoseidon2CpuEngine,
 };
@@ -38,8 +36,7 @@ use super::{
     error::PipelineError,
     guest::{Guest, GuestInput},
     progress::Progress,
-    proof_file::verifying_key_digest,
-    security::Security,
+    security::{security_bits, Security},
 };
 use crate::{
     apc::{
@@ -49,7 +46,7 @@ use crate::{
     bus::{BusKernel, F},
     trace::TraceError,
     vm::{
-        mock::{self, Labels, MockReport},
+        mock::{self, Labels, MockError, MockReport},
         ApcVmBuilder, ApcVmConfig,
     },
 };
@@ -152,9 +149,9 @@ pub struct Verified {
     pub exe_commit: [u32; 8],
     /// For each segment, the commitment to its traces.
     pub trace_commits: Vec<[u32; 8]>,
-    /// SHA-256 of the verifying key and the memory's dimensions.
+    /// SHA-256 of the verifying key and of the memory's dimensions.
     pub verifying_key: String,
-    /// Bits of security of the proof system with this verifying key, rounded down.
+    /// Bits of security that the verifying key's parameters give its AIRs, rounded down.
     pub security_bits: u32,
 }
 
@@ -210,7 +207,7 @@ impl Pipeline {
             return Ok(SelectedApcs {
                 apcs: vec![],
                 buses: VmBuses::from_inventory(
-                    &VmCircuitConfig::<SC>::create_airs(config)
+                    &openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(config)
                         .map_err(crate::apc::ApcError::from)?,
                 ),
                 profiled_instructions: None,
@@ -293,7 +290,7 @@ impl Pipeline {
         });
         let total = match settings.pgo {
             crate::apc::Pgo::Cell => candidates,
-            _ => Some(settings.autoprecompiles + settings.skip),
+            _ => Some(settings.autoprecompiles.saturating_add(settings.skip)),
         };
         let start = Instant::now();
         self.progress.start("Building APCs", total);
@@ -318,9 +315,9 @@ impl Pipeline {
         settings: &ProveSettings,
     ) -> Result<Setup, PipelineError> {
         self.check_interrupted()?;
+        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
         let start = Instant::now();
         self.progress.start("Setting up", None);
-        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
         let mut inner = self.guest.vm_config.clone();
         if let Some(memory) = settings.segment_memory {
             inner.system.config.set_segmentation_max_memory(memory);
@@ -441,7 +438,7 @@ impl Pipeline {
         input: &GuestInput,
     ) -> Result<(ProvenGuest, Duration), PipelineError> {
         let start = Instant::now();
-        let proof = self.run_segments(setup, input, "Proving segments", |vm, context| {
+        let proof = self.run_segments("Proving segments", setup, input, |vm, context| {
             vm.engine
                 .prove(vm.pk(), context)
                 .map_err(|error| SegmentFailure::Prove(format!("{error:?}")))
@@ -462,31 +459,33 @@ impl Pipeline {
         Ok((proven, elapsed))
     }
 
-    /// Checks every constraint and every bus on the full traces of the guest's run on `input`, without proving.
+    /// Checks every constraint and the balance of every bus on the full traces of every segment, without proving.
+    ///
+    /// # Errors
+    /// [`PipelineError::Mock`] names the first segment with wrong traces, and what is wrong with them.
     pub fn mock(&self, setup: &mut Setup, input: &GuestInput) -> Result<MockReport, PipelineError> {
         let start = Instant::now();
-        let airs = VmCircuitConfig::<SC>::create_airs(&setup.config)
+        let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&setup.config)
             .map_err(crate::apc::ApcError::from)?;
         let labels = Labels::from_airs(airs.into_airs()).with_buses(setup.config.buses());
-        let results = self.run_segments(setup, input, "Checking segments", |vm, context| {
-            mock::check(&vm.engine, vm.pk(), &context, &labels)
-                .map_err(|error| SegmentFailure::Mock(error.to_string()))
+        let reports = self.run_segments("Checking segments", setup, input, |vm, context| {
+            mock::check(&vm.engine, vm.pk(), &context, &labels).map_err(SegmentFailure::Mock)
         })?;
         self.progress
             .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
-        let mut report = MockReport::default();
-        for segment in &results.per_segment {
-            report.add(segment);
+        let mut total = MockReport::default();
+        for report in &reports.per_segment {
+            total.add(report);
         }
-        Ok(report)
+        Ok(total)
     }
 
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
     fn run_segments<R>(
         &self,
+        step: &str,
         setup: &mut Setup,
         input: &GuestInput,
-        step: &str,
         mut consume: impl FnMut(
             &Vm,
             openvm_stark_backend::prover::ProvingContext<<Engine as StarkEngine>::PB>,
@@ -539,7 +538,7 @@ impl Pipeline {
             self.check_interrupted()?;
             results.push(consume(vm, context).map_err(|failure| match failure {
                 SegmentFailure::Prove(message) => PipelineError::Prove { segment, message },
-                SegmentFailure::Mock(message) => PipelineError::Mock { segment, message },
+                SegmentFailure::Mock(source) => PipelineError::Mock { segment, source },
             })?);
             self.progress.advance(1);
         }
@@ -565,7 +564,7 @@ impl Pipeline {
 
 enum SegmentFailure {
     Prove(String),
-    Mock(String),
+    Mock(MockError),
 }
 
 struct SegmentResults<R> {
@@ -586,6 +585,12 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// SHA-256 of the verifying key and of the memory's dimensions, as a valid proof carries it.
+    pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
+        let system: &SystemConfig = self.config.as_ref();
+        super::proof_file::verifying_key_digest(&self.vk, &system.memory_config.memory_dimensions())
+    }
+
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.
     pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
@@ -594,12 +599,6 @@ impl Setup {
             &self.exe,
             self.instance.program_commitment(),
         ))
-    }
-
-    /// SHA-256 of the verifying key and the memory's dimensions, as a valid proof carries it.
-    pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
-        let system: &SystemConfig = self.config.as_ref();
-        verifying_key_digest(&self.vk, &system.memory_config.memory_dimensions())
     }
 }
 
@@ -630,14 +629,11 @@ impl Verified {
         exe_commit: Option<[u32; 8]>,
         verifying_key: Option<&str>,
     ) -> Result<(), PipelineError> {
-        match exe_commit {
-            Some(expected) if expected != self.exe_commit => {
-                return Err(PipelineError::OtherProgram {
-                    found: format!("{:?}", self.exe_commit),
-                    expected: format!("{expected:?}"),
-                })
-            }
-            _ => {}
+        if let Some(expected) = exe_commit.filter(|expected| *expected != self.exe_commit) {
+            return Err(PipelineError::OtherProgram {
+                found: format!("{:?}", self.exe_commit),
+                expected: format!("{expected:?}"),
+            });
         }
         match verifying_key {
             Some(expected) if !expected.eq_ignore_ascii_case(&self.verifying_key) => {
@@ -672,6 +668,8 @@ impl ProvenGuest {
         }))
         .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?
         .map_err(|error| invalid(error.to_string()))?;
+        let security_bits = catch_unwind(AssertUnwindSafe(|| security_bits(&self.vk)))
+            .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?;
         let found = canonical(&payload.exe_commit);
         if found != self.exe_commit {
             return Err(PipelineError::OtherProgram {
@@ -689,11 +687,11 @@ impl ProvenGuest {
                 .iter()
                 .map(|proof| canonical(&proof.common_main_commit))
                 .collect(),
-            verifying_key: verifying_key_digest(&self.vk, &self.memory_dimensions)?,
-            security_bits: catch_unwind(AssertUnwindSafe(|| {
-                SoundnessCalculator::calculate_from_vk(&self.vk).total_bits as u32
-            }))
-            .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?,
+            verifying_key: super::proof_file::verifying_key_digest(
+                &self.vk,
+                &self.memory_dimensions,
+            )?,
+            security_bits,
         })
     }
 }
