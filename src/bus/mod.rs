@@ -6,6 +6,7 @@ pub mod field;
 pub mod interaction;
 pub mod kernel;
 pub mod reference;
+pub mod stats;
 pub mod table;
 pub mod trace;
 pub mod vm;

@@ -23,7 +23,9 @@ use super::{
 use crate::bus::{
     error::BusError,
     field::to_f,
-    interaction::{ColumnOrder, CountingInteraction, CountingInteractions, Expression, Multiplicity},
+    interaction::{
+        ColumnOrder, CountingInteraction, CountingInteractions, Expression, Multiplicity,
+    },
     F,
 };
 
@@ -144,7 +146,10 @@ pub(super) fn build_dag(
                     Multiplicity::One => None,
                     Multiplicity::Expression(expression) => Some(add(expression)?),
                 },
-                arguments: [add(&interaction.arguments[0])?, add(&interaction.arguments[1])?],
+                arguments: [
+                    add(&interaction.arguments[0])?,
+                    add(&interaction.arguments[1])?,
+                ],
                 selector: interaction.selector.as_ref().map(add).transpose()?,
             })
         })
@@ -161,8 +166,8 @@ impl Program {
         interactions: &CountingInteractions,
         schedule: Schedule,
     ) -> Result<Self, BusError> {
-        let ordered: Vec<CountingInteraction> = interactions.interactions().to_vec();
-        let (nodes, operands) = build_dag(&ordered, interactions.columns())?;
+        let ordered = interactions.interactions();
+        let (nodes, operands) = build_dag(ordered, interactions.columns())?;
         let mut constraint_idx: Vec<usize> = operands.iter().flat_map(Operands::nodes).collect();
         constraint_idx.sort_unstable();
         constraint_idx.dedup();
@@ -182,14 +187,17 @@ impl Program {
                 last_node
             })
             .collect();
-        let held = operands.iter().zip(&complete).flat_map(|(operands, &last)| {
-            let until = match schedule.dispatch {
-                Dispatch::Pinned => node_count,
-                // The last operand may not take the slot of another: only the next node may.
-                Dispatch::Early => last + 1,
-            };
-            operands.nodes().map(move |node| (node, until))
-        });
+        let held = operands
+            .iter()
+            .zip(&complete)
+            .flat_map(|(operands, &last)| {
+                let until = match schedule.dispatch {
+                    Dispatch::Pinned => node_count,
+                    // The last operand may not take the slot of another: only the next node may.
+                    Dispatch::Early => last + 1,
+                };
+                operands.nodes().map(move |node| (node, until))
+            });
         let buffer_vars = schedule.shared_columns == SharedColumns::Buffered;
         let mut builder = SymbolicRulesBuilder::new(&dag, buffer_vars).hold_until(held);
         let scheduled = if node_count == 0 {
@@ -221,12 +229,24 @@ impl Program {
                 .expect("every operand is an output of the dag");
             output_of(rule)
         };
+        // A rule that fills no slot is a bare column or a constant, which its users read themselves: nothing to run.
+        let mut kept_before = Vec::with_capacity(rules.len() + 1);
+        let mut encoded = Vec::with_capacity(rules.len());
+        for rule in &rules {
+            kept_before.push(encoded.len());
+            if !matches!(rule.inner, Rule::Variable(_)) {
+                encoded.push(rule.encode());
+            }
+        }
+        kept_before.push(encoded.len());
         let dispatch_after = complete
             .iter()
             .map(|last| match schedule.dispatch {
-                Dispatch::Pinned => rules.len(),
-                // `complete` is the node of some operand, or (with the predecessor's) of an earlier one.
-                Dispatch::Early => rule_of_node.get(last).map_or(0, |rule| rule + 1),
+                Dispatch::Pinned => encoded.len(),
+                // `complete` is the node of some operand, of this interaction or of one before it.
+                Dispatch::Early => rule_of_node
+                    .get(last)
+                    .map_or(0, |&rule| kept_before[rule + 1]),
             })
             .collect();
         let compiled = ordered
@@ -244,21 +264,24 @@ impl Program {
                 selector: operands.selector.map_or(Output::constant(0), output),
             })
             .collect::<Vec<_>>();
-        let mut program = Self {
+        Ok(Self {
             schedule,
-            rules: rules.iter().map(Codec::encode).collect(),
+            rules: encoded,
             interactions: compiled,
             dispatch_after,
             slots,
-            live_maximum: 0,
             nodes: node_count,
-            indices: ordered.iter().map(|interaction| interaction.index).collect(),
-            kinds: ordered.iter().map(|interaction| interaction.table).collect(),
+            indices: ordered
+                .iter()
+                .map(|interaction| interaction.index)
+                .collect(),
+            kinds: ordered
+                .iter()
+                .map(|interaction| interaction.table)
+                .collect(),
             tables: *interactions.tables(),
             width: interactions.columns().width(),
-        };
-        program.live_maximum = program.count_live();
-        Ok(program)
+        })
     }
 }
 

@@ -74,15 +74,20 @@ impl Program {
             .collect()
     }
 
-    /// The largest number of slots that hold a value still to be read, walking the encoded program backwards.
-    pub(super) fn count_live(&self) -> usize {
+    /// The largest number of slots that hold a value still to be read, counted on the encoded program.
+    pub fn live_maximum(&self) -> usize {
         let rules = self.decode();
         let mut live = vec![false; self.slots];
         let (mut count, mut most) = (0usize, 0);
         let read = |slot: usize, live: &mut Vec<bool>, count: &mut usize| {
             *count += usize::from(!std::mem::replace(&mut live[slot], true));
         };
-        let mut interactions = self.interactions.iter().zip(&self.dispatch_after).rev().peekable();
+        let mut interactions = self
+            .interactions
+            .iter()
+            .zip(&self.dispatch_after)
+            .rev()
+            .peekable();
         for position in (0..=rules.len()).rev() {
             while let Some((interaction, _)) =
                 interactions.next_if(|(_, after)| **after >= position)

@@ -134,7 +134,6 @@ pub struct Program {
     /// For each interaction, how many rules run before it is dispatched; not decreasing.
     dispatch_after: Vec<usize>,
     slots: usize,
-    live_maximum: usize,
     nodes: usize,
     /// For messages: the interactions' indices among all of the APC.
     indices: Vec<usize>,
@@ -167,11 +166,6 @@ impl Program {
     /// Number of slots that the rules need.
     pub fn slots(&self) -> usize {
         self.slots
-    }
-
-    /// The largest number of slots that hold a value still needed at once.
-    pub fn live_maximum(&self) -> usize {
-        self.live_maximum
     }
 
     /// Number of nodes of the dag: expression nodes after sharing and folding.
