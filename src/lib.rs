@@ -5,6 +5,8 @@
 
 pub mod apc;
 pub mod bus;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod pipeline;
 pub mod trace;
 pub mod vm;

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use openvm_apc::{apc::Pgo, pipeline::Security};
+use openvm_apc::{
+    apc::Pgo,
+    pipeline::{Device, Security},
+};
 
 /// Autoprecompiles for OpenVM: profile, build, execute, prove, verify.
 #[derive(Debug, Parser)]
@@ -26,6 +29,8 @@ pub enum Command {
     Prove(ProveArguments),
     /// Print what the bus programs of the guest's APCs cost, for every kernel and schedule.
     Stats(StatsArguments),
+    /// Prove on the GPU with each of several bus kernels in turn, and compare their times.
+    Bench(BenchArguments),
     /// Verify a proof file.
     Verify {
         /// A file that `prove --proof` wrote.
@@ -92,6 +97,13 @@ pub struct SetupArguments {
     /// The kernel for the APCs' bus interactions: vm or dag [env: POWDR_BUS_KERNEL] [default: vm].
     #[arg(long, value_name = "KERNEL")]
     pub bus_kernel: Option<String>,
+    /// Where the prover runs.
+    #[arg(long, value_enum, default_value_t)]
+    pub device: Device,
+    /// Device memory for the intermediates of a bus kernel, in MiB (GPU only).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub bus_scratch: u32,
     /// Bits of security; `toy` is fast and worth nothing.
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
@@ -111,6 +123,37 @@ pub struct ProveArguments {
     /// Check every constraint and every bus on the full traces instead of proving.
     #[arg(long, conflicts_with = "proof")]
     pub mock: bool,
+}
+
+/// What the benchmark needs. Only a binary with CUDA can run it.
+#[derive(Debug, Args)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub struct BenchArguments {
+    #[command(flatten)]
+    pub common: Common,
+    /// The kernels, in the order of their runs; the others are compared with the first.
+    #[arg(
+        long,
+        value_name = "KERNELS",
+        value_delimiter = ',',
+        default_value = "vm,dag"
+    )]
+    pub bus_kernels: Vec<String>,
+    /// How often to prove with each; the first proof also compiles and uploads.
+    #[arg(long, value_name = "K", default_value_t = 3)]
+    pub runs: usize,
+    /// Bits of security; `toy` is fast and worth nothing.
+    #[arg(long, value_enum, default_value_t)]
+    pub security: Security,
+    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub segment_memory: Option<u32>,
+    /// Device memory for the intermediates of a bus kernel, in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub bus_scratch: u32,
+    /// Write the results there, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 fn commitment(text: &str) -> Result<[u32; 8], String> {
@@ -135,19 +178,22 @@ impl Arguments {
                 arguments.common.metrics.as_deref()
             }
             Command::Prove(arguments) => arguments.setup.common.metrics.as_deref(),
+            Command::Bench(arguments) => arguments.common.metrics.as_deref(),
             Command::Verify { .. } => None,
         }
     }
 
     /// Files that a run is to write in the end, with what they are.
     pub fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let proof = match &self.command {
-            Command::Prove(arguments) => arguments.proof.as_deref(),
+        let result = match &self.command {
+            Command::Prove(arguments) => arguments.proof.as_deref().map(|path| ("the proof", path)),
+            Command::Bench(arguments) => arguments
+                .json
+                .as_deref()
+                .map(|path| ("the benchmark's results", path)),
             _ => None,
         };
         let metrics = self.metrics().map(|path| ("the metrics", path));
-        metrics
-            .into_iter()
-            .chain(proof.map(|path| ("the proof", path)))
+        metrics.into_iter().chain(result)
     }
 }

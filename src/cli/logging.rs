@@ -28,6 +28,12 @@ pub fn start(collect_metrics: bool) -> Option<Metrics> {
         .without_time()
         .with_filter(shown);
     let subscriber = Registry::default().with(messages);
+    // Spans as NVTX ranges, for Nsight Systems; without a profiler attached they go nowhere.
+    #[cfg(feature = "cuda")]
+    let subscriber = subscriber.with(
+        openvm_stark_sdk::nvtx_tracing::NvtxLayer::new(Default::default())
+            .with_filter(EnvFilter::new(TIMED)),
+    );
     if !collect_metrics {
         // Somebody embedding us may have set one already; theirs stays.
         let _ = tracing::subscriber::set_global_default(subscriber);

@@ -1,6 +1,7 @@
 //! The command line: from arguments to library calls, and from results to words.
 
 mod arguments;
+mod bench;
 mod logging;
 mod progress;
 mod report;
@@ -12,8 +13,8 @@ use openvm_apc::{
     apc::ApcSettings,
     bus::{stats::StatsTable, BusKernel},
     pipeline::{
-        check_writable, pause_writes, proof_file, stats, ArtifactStore, ExecutionReport, Guest,
-        GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs, Setup,
+        check_writable, pause_writes, proof_file, stats, ArtifactStore, DeviceSetup,
+        ExecutionReport, Guest, GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs,
     },
 };
 
@@ -82,27 +83,33 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
     match command {
         Command::SelectApcs(arguments) => {
             let pipeline = pipeline(arguments)?;
-            let selected =
-                pipeline.select_apcs(&apc_settings(arguments), &profile_input(arguments))?;
+            let selected = select_apcs(&pipeline, arguments)?;
             report::selected(&selected);
             Ok(())
         }
         Command::Setup(arguments) => {
             let pipeline = pipeline(&arguments.common)?;
-            let (_, setup) = set_up(&pipeline, arguments)?;
-            report::setup(&setup)
+            let selected = select_apcs(&pipeline, &arguments.common)?;
+            let identity =
+                DeviceSetup::identity(&pipeline, &selected, &prove_settings(arguments)?)?;
+            report::setup(&identity);
+            Ok(())
         }
         Command::Execute(arguments) => {
             let pipeline = pipeline(&arguments.common)?;
-            let (selected, setup) = set_up(&pipeline, arguments)?;
+            let settings = prove_settings(arguments)?;
+            let selected = select_apcs(&pipeline, &arguments.common)?;
             let input = input(&arguments.common);
-            let with = pipeline.execute(&setup, &input)?;
+            let with = pipeline.execution(&selected, &settings, &input, || {
+                DeviceSetup::new(&pipeline, &selected, &settings)?.execute(&pipeline, &input)
+            })?;
             let without = without_apcs(&pipeline, &selected, arguments)?;
             report::execution(&with, without.as_ref());
             Ok(())
         }
         Command::Prove(arguments) => prove(arguments),
         Command::Stats(arguments) => stats(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
         Command::Verify {
             file,
             exe_commitment,
@@ -129,14 +136,17 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
         eprintln!("{}", StatsTable(&stats::of_apcs(&selected)?));
     }
     let input = input(&setup_arguments.common);
-    let with = pipeline.execute(&setup, &input)?;
+    let settings = prove_settings(setup_arguments)?;
+    let with = pipeline.execution(&selected, &settings, &input, || {
+        setup.execute(&pipeline, &input)
+    })?;
     let without = without_apcs(&pipeline, &selected, setup_arguments)?;
     report::execution(&with, without.as_ref());
     if *mock {
-        report::mock(&pipeline.mock(&mut setup, &input)?);
+        report::mock(&setup.mock(&pipeline, &input)?);
         return Ok(());
     }
-    let (proven, elapsed) = pipeline.prove(&mut setup, &input)?;
+    let (proven, elapsed) = setup.prove(&pipeline, &input)?;
     let verified = proven.verify()?;
     report::proven(&verified, elapsed);
     if let Some(path) = proof {
@@ -156,7 +166,7 @@ fn stats(arguments: &StatsArguments) -> Result<(), PipelineError> {
         vec![stats::of_machine(path)?]
     } else {
         let pipeline = pipeline(common)?;
-        stats::of_apcs(&pipeline.select_apcs(&apc_settings(common), &profile_input(common))?)?
+        stats::of_apcs(&select_apcs(&pipeline, common)?)?
     };
     if arguments.json {
         report::stats_json(&stats)
@@ -193,14 +203,15 @@ fn pipeline(common: &Common) -> Result<Pipeline, PipelineError> {
 fn set_up(
     pipeline: &Pipeline,
     arguments: &SetupArguments,
-) -> Result<(SelectedApcs, Setup), PipelineError> {
+) -> Result<(SelectedApcs, DeviceSetup), PipelineError> {
     let settings = prove_settings(arguments)?;
-    let selected = pipeline.select_apcs(
-        &apc_settings(&arguments.common),
-        &profile_input(&arguments.common),
-    )?;
-    let setup = pipeline.setup(&selected, &settings)?;
+    let selected = select_apcs(pipeline, &arguments.common)?;
+    let setup = DeviceSetup::new(pipeline, &selected, &settings)?;
     Ok((selected, setup))
+}
+
+fn select_apcs(pipeline: &Pipeline, common: &Common) -> Result<SelectedApcs, PipelineError> {
+    pipeline.select_apcs(&apc_settings(common), &profile_input(common))
 }
 
 fn apc_settings(common: &Common) -> ApcSettings {
@@ -228,5 +239,10 @@ fn prove_settings(arguments: &SetupArguments) -> Result<ProveSettings, PipelineE
             .segment_memory
             .map(|mebibytes| mebibytes as usize * BYTES_PER_MEBIBYTE),
         bus_kernel: BusKernel::resolve(arguments.bus_kernel.as_deref())?,
+        device: arguments.device,
+        #[cfg(feature = "cuda")]
+        gpu: openvm_apc::gpu::GpuSettings {
+            bus_scratch: arguments.bus_scratch as usize * BYTES_PER_MEBIBYTE,
+        },
     })
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use openvm_apc::{
     bus::stats::BusStats,
-    pipeline::{ExecutionReport, PipelineError, SelectedApcs, Setup, Verified},
+    pipeline::{ExecutionReport, Identity, PipelineError, SelectedApcs, Verified},
     vm::mock::MockReport,
 };
 
@@ -31,10 +31,9 @@ pub fn selected(selected: &SelectedApcs) {
 }
 
 /// What identifies the program and the VM.
-pub fn setup(setup: &Setup) -> Result<(), PipelineError> {
-    println!("exe commitment: {}", digest(&setup.exe_commit()?));
-    println!("verifying key: {}", setup.verifying_key_digest()?);
-    Ok(())
+pub fn setup(identity: &Identity) {
+    println!("exe commitment: {}", digest(&identity.exe_commit));
+    println!("verifying key: {}", identity.verifying_key);
 }
 
 /// An execution, and what APCs saved.

@@ -183,6 +183,14 @@ pub fn check_writable(what: &'static str, path: &Path) -> Result<(), PipelineErr
     })
 }
 
+/// A temporary file with the permissions of any other new file; by default nobody else could read it.
+fn new_file_in(directory: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    let builder = builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(directory)
+}
+
 /// Writes a file beside its place and renames it.
 pub fn write_atomically(
     what: &'static str,
@@ -192,7 +200,7 @@ pub fn write_atomically(
     let write = || match target(path)? {
         Target::File(path) => {
             let _writing = pause_writes();
-            let mut file = tempfile::NamedTempFile::new_in(parent(&path))?;
+            let mut file = new_file_in(parent(&path))?;
             file.write_all(bytes)?;
             file.as_file().sync_all()?;
             file.persist(&path).map_err(|persist| persist.error)?;

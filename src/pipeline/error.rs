@@ -149,6 +149,16 @@ pub enum PipelineError {
         /// What is wrong.
         message: String,
     },
+    /// The GPU is not there, or cannot be used.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Gpu(#[from] crate::gpu::GpuError),
+    /// A GPU was asked of a binary that cannot use one.
+    #[error(
+        "this binary was built without CUDA: build with scripts/cuda-cargo build --release --features cuda, or use \
+         --device cpu"
+    )]
+    NoCuda,
     /// Ctrl-C.
     #[error("interrupted")]
     Interrupted,

@@ -1,6 +1,9 @@
 //! guest → profile → select APCs → setup → execute | prove → verify, with artifacts on disk.
 
 pub mod artifacts;
+#[cfg(feature = "cuda")]
+pub mod bench;
+pub mod device;
 pub mod error;
 pub mod guest;
 pub mod progress;
@@ -10,11 +13,12 @@ pub mod stages;
 pub mod stats;
 
 pub use artifacts::{check_writable, pause_writes, write_atomically, ArtifactStore};
+pub use device::{Device, DeviceSetup};
 pub use error::PipelineError;
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};
 pub use security::{security_bits, Security};
 pub use stages::{
-    execute_plain, ExecutionReport, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
-    Verified,
+    execute_plain, ExecutionReport, Identity, Pipeline, ProveSettings, ProvenGuest, SelectedApcs,
+    Setup, Verified,
 };

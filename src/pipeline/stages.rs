@@ -12,8 +12,9 @@ use std::{
 use openvm_circuit::{
     arch::{
         hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe, verify_segments,
-        ContinuationVmProof, ExecutionError, PreflightExecutionOutput, SystemConfig,
-        VirtualMachine, VirtualMachineError, VmExecutor, VmInstance, VmState,
+        ContinuationVmProof, ExecutionError, PreflightExecutionOutput, PreflightExecutor,
+        SystemConfig, VirtualMachine, VirtualMachineError, VmBuilder, VmExecutionConfig,
+        VmExecutor, VmInstance, VmState,
     },
     system::{
         memory::{
@@ -53,7 +54,9 @@ use crate::{
 
 type SC = BabyBearPoseidon2Config;
 type Engine = BabyBearPoseidon2CpuEngine;
-type Vm = VirtualMachine<Engine, ApcVmBuilder<SdkVmCpuBuilder>>;
+type CpuBuilder = ApcVmBuilder<SdkVmCpuBuilder>;
+/// The executors of a VM with APCs.
+type ApcExecutors = <ApcVmConfig<SdkVmConfig> as VmExecutionConfig<F>>::Executor;
 
 /// The APCs of a guest, with the buses of the VM they were built for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,6 +78,11 @@ pub struct ProveSettings {
     pub segment_memory: Option<usize>,
     /// The kernel for the APCs' bus interactions.
     pub bus_kernel: BusKernel,
+    /// Where the prover runs.
+    pub device: super::device::Device,
+    /// What may be set about the GPU.
+    #[cfg(feature = "cuda")]
+    pub gpu: crate::gpu::GpuSettings,
 }
 
 /// A guest on its way to a proof.
@@ -123,6 +131,15 @@ impl ExecutionReport {
     pub fn cells(&self) -> u64 {
         self.segments.iter().map(|segment| segment.cells).sum()
     }
+}
+
+/// What identifies a program and the VM that it runs on: what a valid proof has to carry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Commitment to the rewritten program, its initial memory and its first pc.
+    pub exe_commit: [u32; 8],
+    /// SHA-256 of the verifying key and of the memory's dimensions.
+    pub verifying_key: String,
 }
 
 /// A proof, with all that is needed to check it.
@@ -308,12 +325,29 @@ impl Pipeline {
         })
     }
 
-    /// Sets up the VM with the APCs: keys, chips, the committed program.
+    /// Sets up the VM with the APCs on the CPU: keys, chips, the committed program.
     pub fn setup(
         &self,
         selected: &SelectedApcs,
         settings: &ProveSettings,
     ) -> Result<Setup, PipelineError> {
+        let engine = Engine::new(settings.security.params());
+        self.setup_on(engine, ApcVmBuilder(SdkVmCpuBuilder), selected, settings)
+    }
+
+    /// Sets up the VM with the APCs for any engine: keys, chips, the committed program.
+    pub fn setup_on<E, VB>(
+        &self,
+        engine: E,
+        builder: VB,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+    ) -> Result<Setup<E, VB>, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.check_interrupted()?;
         let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
         let start = Instant::now();
@@ -328,10 +362,8 @@ impl Pipeline {
             selected.apcs.clone(),
             settings.bus_kernel,
         )?;
-        let engine = Engine::new(settings.security.params());
         let (vm, pk) =
-            VirtualMachine::new_with_keygen(engine, ApcVmBuilder(SdkVmCpuBuilder), config.clone())
-                .map_err(vm_error)?;
+            VirtualMachine::new_with_keygen(engine, builder, config.clone()).map_err(vm_error)?;
         let vk = pk.get_vk();
         let committed = vm.commit_program_on_device(&exe.program);
         let instance = VmInstance::new(vm, exe.clone(), committed)
@@ -349,12 +381,61 @@ impl Pipeline {
         })
     }
 
-    /// Runs the guest without proving: its public values, segments and trace sizes.
-    pub fn execute(
+    /// The key of what depends on the program with its APCs and on the VM, but on nothing of how it is proven.
+    fn setup_key(
         &self,
-        setup: &Setup,
+        stage: &'static str,
+        apcs: &[Autoprecompile],
+        settings: &ProveSettings,
+        input: Option<&GuestInput>,
+    ) -> Result<ArtifactKey, PipelineError> {
+        ArtifactKey::new(
+            stage,
+            &(
+                self.guest.digest(),
+                &self.guest.vm_config,
+                apcs,
+                settings.security,
+                settings.segment_memory,
+                input,
+            ),
+        )
+    }
+
+    /// What identifies the program and the VM: from the artifacts, or by setting the VM up with `set_up`.
+    pub fn identity(
+        &self,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+        set_up: impl FnOnce() -> Result<Identity, PipelineError>,
+    ) -> Result<Identity, PipelineError> {
+        let key = self.setup_key("setup", &selected.apcs, settings, None)?;
+        Ok(self.store.load_or_build(&key, set_up)?.0)
+    }
+
+    /// What a run of the guest comes to: from the artifacts, or by `execute`, which has to be [`Pipeline::execute`].
+    pub fn execution(
+        &self,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
         input: &GuestInput,
+        execute: impl FnOnce() -> Result<ExecutionReport, PipelineError>,
     ) -> Result<ExecutionReport, PipelineError> {
+        let key = self.setup_key("execution", &selected.apcs, settings, Some(input))?;
+        Ok(self.store.load_or_build(&key, execute)?.0)
+    }
+
+    /// Runs the guest without proving: its public values, segments and trace sizes.
+    pub fn execute<E, VB>(
+        &self,
+        setup: &Setup<E, VB>,
+        input: &GuestInput,
+    ) -> Result<ExecutionReport, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.check_interrupted()?;
         self.progress.start("Executing", None);
         let vm = &setup.instance.vm;
@@ -401,46 +482,40 @@ impl Pipeline {
         Ok(report)
     }
 
-    /// What the guest would come to without APCs. Kept as an artifact: it does not depend on them.
+    /// What the guest would come to without APCs; from the artifacts, if it is there.
     pub fn execute_without_apcs(
         &self,
         settings: &ProveSettings,
         input: &GuestInput,
     ) -> Result<ExecutionReport, PipelineError> {
-        let key = ArtifactKey::new(
-            "plain-execution",
-            &(
-                self.guest.digest(),
-                &self.guest.vm_config,
-                input,
-                settings.security,
-                settings.segment_memory,
-            ),
-        )?;
-        let (report, _) = self.store.load_or_build(&key, || {
+        let selected = self.select_apcs(&ApcSettings::default(), &GuestInput::none())?;
+        self.execution(&selected, settings, input, || {
             let quiet = Self {
                 guest: self.guest.clone(),
                 store: self.store.clone(),
                 progress: Arc::new(super::progress::Silent),
                 interrupted: self.interrupted.clone(),
             };
-            let none = ApcSettings::default();
-            let selected = quiet.select_apcs(&none, &GuestInput::none())?;
             quiet.execute(&quiet.setup(&selected, settings)?, input)
-        })?;
-        Ok(report)
+        })
     }
 
     /// Proves every segment of the guest's run on `input`.
-    pub fn prove(
+    pub fn prove<E, VB>(
         &self,
-        setup: &mut Setup,
+        setup: &mut Setup<E, VB>,
         input: &GuestInput,
-    ) -> Result<(ProvenGuest, Duration), PipelineError> {
+    ) -> Result<(ProvenGuest, Duration), PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         let start = Instant::now();
         let proof = self.run_segments("Proving segments", setup, input, |vm, context| {
-            vm.engine
-                .prove(vm.pk(), context)
+            // OpenVM's GPU prover panics where the device fails.
+            catch_unwind(AssertUnwindSafe(|| vm.engine.prove(vm.pk(), context)))
+                .map_err(|payload| SegmentFailure::Prove(crate::apc::panic_message(&*payload)))?
                 .map_err(|error| SegmentFailure::Prove(format!("{error:?}")))
         })?;
         let elapsed = start.elapsed();
@@ -463,7 +538,16 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`PipelineError::Mock`] names the first segment with wrong traces, and what is wrong with them.
-    pub fn mock(&self, setup: &mut Setup, input: &GuestInput) -> Result<MockReport, PipelineError> {
+    pub fn mock<E, VB>(
+        &self,
+        setup: &mut Setup<E, VB>,
+        input: &GuestInput,
+    ) -> Result<MockReport, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         let start = Instant::now();
         let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&setup.config)
             .map_err(crate::apc::ApcError::from)?;
@@ -481,16 +565,21 @@ impl Pipeline {
     }
 
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
-    fn run_segments<R>(
+    fn run_segments<E, VB, R>(
         &self,
         step: &str,
-        setup: &mut Setup,
+        setup: &mut Setup<E, VB>,
         input: &GuestInput,
         mut consume: impl FnMut(
-            &Vm,
-            openvm_stark_backend::prover::ProvingContext<<Engine as StarkEngine>::PB>,
+            &VirtualMachine<E, VB>,
+            openvm_stark_backend::prover::ProvingContext<E::PB>,
         ) -> Result<R, SegmentFailure>,
-    ) -> Result<SegmentResults<R>, PipelineError> {
+    ) -> Result<SegmentResults<R>, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.check_interrupted()?;
         let instance = &mut setup.instance;
         instance.reset_state(input.to_streams());
@@ -572,8 +661,12 @@ struct SegmentResults<R> {
     user_public_values: UserPublicValuesProof<8, F>,
 }
 
-/// A VM with APCs, ready to execute and prove one program.
-pub struct Setup {
+/// A VM with APCs, ready to execute and prove one program. On the CPU unless an engine and a builder say otherwise.
+pub struct Setup<E = Engine, VB = CpuBuilder>
+where
+    E: StarkEngine<SC = SC>,
+    VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+{
     /// The configuration.
     pub config: ApcVmConfig<SdkVmConfig>,
     /// The program, rewritten to call the APCs.
@@ -581,14 +674,26 @@ pub struct Setup {
     /// The verifying key.
     pub vk: MultiStarkVerifyingKey<SC>,
     /// The VM.
-    pub instance: VmInstance<Engine, ApcVmBuilder<SdkVmCpuBuilder>>,
+    pub instance: VmInstance<E, VB>,
 }
 
-impl Setup {
+impl<E, VB> Setup<E, VB>
+where
+    E: StarkEngine<SC = SC>,
+    VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+{
     /// SHA-256 of the verifying key and of the memory's dimensions, as a valid proof carries it.
     pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
         super::proof_file::verifying_key_digest(&self.vk, &system.memory_config.memory_dimensions())
+    }
+
+    /// What identifies the program and the VM.
+    pub fn identity(&self) -> Result<Identity, PipelineError> {
+        Ok(Identity {
+            exe_commit: self.exe_commit()?,
+            verifying_key: self.verifying_key_digest()?,
+        })
     }
 
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.

@@ -53,4 +53,8 @@ pub enum TraceError {
         /// How many executions may wait for their trace.
         limit: usize,
     },
+    /// The GPU failed.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Gpu(#[from] crate::gpu::GpuError),
 }

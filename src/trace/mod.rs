@@ -6,6 +6,8 @@
 
 pub mod cpu;
 pub mod error;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod plan;
 pub mod substage;
 

@@ -8,6 +8,8 @@ pub mod config;
 pub mod error;
 pub mod executor;
 pub mod extension;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod mock;
 pub mod records;
 pub mod shared;

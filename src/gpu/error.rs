@@ -1,0 +1,88 @@
+//! What can go wrong on the GPU, with what to do about it.
+
+use openvm_cuda_common::error::{CudaError, MemCopyError, MemoryError};
+use thiserror::Error;
+
+/// A failure of the GPU or of its use.
+#[derive(Debug, Error)]
+pub enum GpuError {
+    /// There is no driver, or no GPU that it can use.
+    #[error(
+        "no usable NVIDIA GPU: {reason}. Install the driver (580 or newer for CUDA 13), check `nvidia-smi` and \
+         CUDA_VISIBLE_DEVICES, or prove on the CPU with --device cpu"
+    )]
+    NoDevice {
+        /// What the CUDA runtime said.
+        reason: String,
+    },
+
+    /// The GPU cannot run the code that this binary contains.
+    #[error(
+        "{name} has compute capability {capability}, but this binary holds code for {built_for}. Rebuild with \
+         CUDA_ARCH={capability} scripts/cuda-cargo build --release --features cuda, or use --device cpu"
+    )]
+    Unsupported {
+        /// Name of the GPU.
+        name: String,
+        /// Its compute capability, for example 75.
+        capability: u32,
+        /// The architectures compiled in, for example `80,90`.
+        built_for: String,
+    },
+
+    /// The device's memory does not suffice.
+    #[error(
+        "out of device memory: {buffer} needs {bytes} bytes, {free} of {total} bytes are free ({reason}). \
+         Lower --segment-memory (more, smaller segments) or --bus-scratch, or close other programs on the GPU"
+    )]
+    OutOfMemory {
+        /// What the memory was for.
+        buffer: String,
+        /// How much was asked for.
+        bytes: usize,
+        /// Free bytes of the device, as the driver reports them.
+        free: usize,
+        /// All bytes of the device.
+        total: usize,
+        /// What the allocator said.
+        reason: MemoryError,
+    },
+
+    /// A copy between host and device failed.
+    #[error("copying {what}: {source}")]
+    Copy {
+        /// What was copied.
+        what: String,
+        /// What the CUDA runtime said.
+        source: MemCopyError,
+    },
+
+    /// A kernel could not be launched, or an earlier one failed.
+    #[error("kernel {kernel} of {apc}: {source}. An earlier kernel may be to blame: CUDA_LAUNCH_BLOCKING=1 tells")]
+    Launch {
+        /// The kernel.
+        kernel: &'static str,
+        /// The APC it ran for.
+        apc: String,
+        /// What the CUDA runtime said.
+        source: CudaError,
+    },
+
+    /// A call of the CUDA runtime other than a copy or a launch failed.
+    #[error("{call}: {source}")]
+    Runtime {
+        /// The call.
+        call: &'static str,
+        /// What the CUDA runtime said.
+        source: CudaError,
+    },
+
+    /// A program or a trace exceeds what the kernels can address.
+    #[error("{apc}: {what}")]
+    TooLarge {
+        /// The APC.
+        apc: String,
+        /// The limit, and what exceeds it.
+        what: String,
+    },
+}

@@ -1,0 +1,90 @@
+//! Declarations of our kernels' launchers (`cuda/src`) and of the runtime calls that openvm-cuda-common does not offer.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use openvm_cuda_common::stream::{cudaEvent_t, cudaStream_t};
+
+use super::structs::{
+    BusTrace, DerivedColumn, OriginalCell, OriginalTrace, PeripheryCounts, Substitution,
+};
+use crate::bus::F;
+
+/// `cudaDevAttrComputeCapabilityMajor` of driver_types.h.
+pub const DEVICE_ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
+/// `cudaDevAttrComputeCapabilityMinor` of driver_types.h.
+pub const DEVICE_ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+
+extern "C" {
+    pub fn _apc_tracegen(
+        apc_trace: *mut F,
+        height: u64,
+        calls: u64,
+        original_traces: *const OriginalTrace,
+        substitutions: *const Substitution,
+        substitution_count: u32,
+        stream: cudaStream_t,
+    ) -> c_int;
+
+    pub fn _apc_derived(
+        apc_trace: *mut F,
+        height: u64,
+        calls: u64,
+        original_traces: *const OriginalTrace,
+        cells: *const OriginalCell,
+        code: *const u32,
+        columns: *const DerivedColumn,
+        column_count: u32,
+        stream: cudaStream_t,
+    ) -> c_int;
+
+    pub fn _apc_apply_bus_vm(
+        trace: BusTrace,
+        code: *const u32,
+        interactions: *const c_void,
+        interaction_count: u32,
+        counts: PeripheryCounts,
+        stream: cudaStream_t,
+    ) -> c_int;
+
+    pub fn _apc_apply_bus_dag(
+        trace: BusTrace,
+        rules: *const c_void,
+        rule_count: u32,
+        interactions: *const c_void,
+        interaction_count: u32,
+        intermediates: *mut F,
+        threads: u64,
+        counts: PeripheryCounts,
+        stream: cudaStream_t,
+    ) -> c_int;
+
+    pub fn _apc_apply_bus_dag_block() -> u32;
+
+    pub fn _column_read_floor(
+        trace: BusTrace,
+        columns: *const u32,
+        column_count: u32,
+        sink: *mut u32,
+        stream: cudaStream_t,
+    ) -> c_int;
+
+    pub fn _device_name(ordinal: c_int, name: *mut c_char, capacity: usize) -> c_int;
+}
+
+extern "C" {
+    pub fn cudaGetDeviceCount(count: *mut c_int) -> c_int;
+    pub fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
+    pub fn cudaDriverGetVersion(version: *mut c_int) -> c_int;
+    pub fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
+    pub fn cudaProfilerStart() -> c_int;
+    pub fn cudaProfilerStop() -> c_int;
+    pub fn cudaEventCreate(event: *mut cudaEvent_t) -> c_int;
+    pub fn cudaEventDestroy(event: cudaEvent_t) -> c_int;
+    pub fn cudaEventRecord(event: cudaEvent_t, stream: cudaStream_t) -> c_int;
+    pub fn cudaEventSynchronize(event: cudaEvent_t) -> c_int;
+    pub fn cudaEventElapsedTime(
+        milliseconds: *mut f32,
+        start: cudaEvent_t,
+        end: cudaEvent_t,
+    ) -> c_int;
+}

@@ -1,0 +1,286 @@
+//! Bus programs on the device: uploaded once per APC, launched once per segment.
+
+use std::{
+    mem::size_of,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use openvm_cuda_common::{d_buffer::DeviceBuffer, error::CudaError, stream::GpuDeviceCtx};
+
+use super::{
+    error::GpuError,
+    ffi, memory,
+    profiler::Capture,
+    structs::{BusTrace, PeripheryCounts},
+};
+use crate::bus::{dag, vm, BusProgram, F};
+/// Bytes of intermediates that a `dag` launch may use unless told otherwise.
+pub const DEFAULT_BUS_SCRATCH: usize = 256 << 20;
+
+/// What may be set about the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuSettings {
+    /// Upper bound of the memory for a launch's intermediates, in bytes. Below what all rows need, threads stride over
+    /// the rows.
+    pub bus_scratch: usize,
+}
+
+impl Default for GpuSettings {
+    fn default() -> Self {
+        Self {
+            bus_scratch: DEFAULT_BUS_SCRATCH,
+        }
+    }
+}
+
+static UPLOADS: AtomicU64 = AtomicU64::new(0);
+
+/// How many bus programs this process has uploaded: one per APC and VM, however many segments and proofs it serves.
+pub fn program_uploads() -> u64 {
+    UPLOADS.load(Ordering::Relaxed)
+}
+
+/// A bus program in device memory.
+pub struct DeviceBusProgram {
+    apc: String,
+    kind: Kind,
+}
+
+enum Kind {
+    /// No counted interaction.
+    Empty,
+    Vm {
+        code: DeviceBuffer<u32>,
+        interactions: DeviceBuffer<vm::Interaction>,
+    },
+    Dag {
+        rules: DeviceBuffer<u128>,
+        interactions: DeviceBuffer<dag::Interaction>,
+        slots: usize,
+        scratch: usize,
+    },
+}
+
+impl DeviceBusProgram {
+    /// Copies a program to the device. `apc` names it in errors.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], [`GpuError::Copy`], or [`GpuError::TooLarge`] if not even one block of threads has room
+    /// for its intermediates.
+    pub fn upload(
+        apc: &str,
+        program: &BusProgram,
+        settings: &GpuSettings,
+        device_ctx: &GpuDeviceCtx,
+    ) -> Result<Self, GpuError> {
+        let kind = match program {
+            BusProgram::Vm(program) if program.interactions().is_empty() => Kind::Empty,
+            BusProgram::Dag(program) if program.interactions().is_empty() => Kind::Empty,
+            BusProgram::Vm(program) => Kind::Vm {
+                code: memory::upload(
+                    program.code(),
+                    &|| format!("the bytecode of {apc}"),
+                    device_ctx,
+                )?,
+                interactions: memory::upload(
+                    program.interactions(),
+                    &|| format!("the bus interactions of {apc}"),
+                    device_ctx,
+                )?,
+            },
+            BusProgram::Dag(program) => {
+                if program.schedule().dispatch != dag::Dispatch::Pinned {
+                    return Err(GpuError::TooLarge {
+                        apc: apc.to_string(),
+                        what: "the dag kernel dispatches after the last rule, which an early schedule's slots do not \
+                               survive"
+                            .to_string(),
+                    });
+                }
+                let block_bytes = block_threads() as usize * program.slots() * size_of::<F>();
+                if block_bytes > settings.bus_scratch {
+                    return Err(GpuError::TooLarge {
+                        apc: apc.to_string(),
+                        what: format!(
+                            "its {} slots need {block_bytes} bytes of scratch for the smallest launch, more than the {} \
+                             allowed: raise --bus-scratch or use --bus-kernel vm",
+                            program.slots(),
+                            settings.bus_scratch
+                        ),
+                    });
+                }
+                Kind::Dag {
+                    rules: memory::upload(
+                        program.rules(),
+                        &|| format!("the rules of {apc}"),
+                        device_ctx,
+                    )?,
+                    interactions: memory::upload(
+                        program.interactions(),
+                        &|| format!("the bus interactions of {apc}"),
+                        device_ctx,
+                    )?,
+                    slots: program.slots(),
+                    scratch: settings.bus_scratch,
+                }
+            }
+        };
+        UPLOADS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            apc: apc.to_string(),
+            kind,
+        })
+    }
+
+    /// Enqueues the kernel: adds every live row's interactions to the periphery chips' counts.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`] for the intermediates, or [`GpuError::Launch`].
+    pub fn launch(
+        &self,
+        trace: BusTrace,
+        counts: PeripheryCounts,
+        device_ctx: &GpuDeviceCtx,
+    ) -> Result<(), GpuError> {
+        if trace.live_rows == 0 {
+            return Ok(());
+        }
+        assert!(
+            trace.live_rows <= trace.height && !trace.values.is_null(),
+            "live rows lie within the trace"
+        );
+        let stream = device_ctx.stream.as_raw();
+        match &self.kind {
+            Kind::Empty => Ok(()),
+            Kind::Vm { code, interactions } => {
+                let _capture = Capture::of_large(interactions.len());
+                // SAFETY: all pointers are device memory that lives until the stream has passed this point (buffers are
+                // freed in stream order); the program only names columns of this APC, as its compiler checked.
+                let status = unsafe {
+                    ffi::_apc_apply_bus_vm(
+                        trace,
+                        code.as_ptr(),
+                        interactions.as_raw_ptr(),
+                        interactions.len() as u32,
+                        counts,
+                        stream,
+                    )
+                };
+                self.check("apc_apply_bus_vm", status)
+            }
+            Kind::Dag {
+                rules,
+                interactions,
+                slots,
+                scratch,
+            } => {
+                let threads = dag_threads(trace.live_rows, *slots, *scratch);
+                let intermediates = memory::allocate::<F>(
+                    threads as usize * slots,
+                    &|| format!("the intermediates of {}", self.apc),
+                    device_ctx,
+                )?;
+                let _capture = Capture::of_large(rules.len());
+                // SAFETY: as above; the intermediates hold `slots` words for each of `threads` threads, and slots are
+                // below `slots`, as the compiler checked.
+                let status = unsafe {
+                    ffi::_apc_apply_bus_dag(
+                        trace,
+                        rules.as_raw_ptr(),
+                        rules.len() as u32,
+                        interactions.as_raw_ptr(),
+                        interactions.len() as u32,
+                        intermediates.as_mut_ptr(),
+                        threads,
+                        counts,
+                        stream,
+                    )
+                };
+                self.check("apc_apply_bus_dag", status)
+            }
+        }
+    }
+
+    /// Bytes of device memory that the program itself takes.
+    pub fn bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Empty => 0,
+            Kind::Vm { code, interactions } => {
+                code.len() * size_of::<u32>() + interactions.len() * size_of::<vm::Interaction>()
+            }
+            Kind::Dag {
+                rules,
+                interactions,
+                ..
+            } => {
+                rules.len() * size_of::<u128>() + interactions.len() * size_of::<dag::Interaction>()
+            }
+        }
+    }
+
+    fn check(&self, kernel: &'static str, status: i32) -> Result<(), GpuError> {
+        CudaError::from_result(status).map_err(|source| GpuError::Launch {
+            kernel,
+            apc: self.apc.clone(),
+            source,
+        })
+    }
+}
+
+/// Threads of a block of the `dag` kernel.
+fn block_threads() -> u64 {
+    // SAFETY: takes no arguments and touches no device.
+    u64::from(unsafe { ffi::_apc_apply_bus_dag_block() })
+}
+
+/// Threads of a `dag` launch: whole blocks, one thread a row if the scratch allows it.
+fn dag_threads(live_rows: u64, slots: usize, scratch: usize) -> u64 {
+    let block = block_threads();
+    let wanted = live_rows.div_ceil(block);
+    let block_bytes = block * (slots.max(1) * size_of::<F>()) as u64;
+    wanted.min((scratch as u64 / block_bytes).max(1)) * block
+}
+
+/// Enqueues a kernel that reads every one of `columns` once: the time below which no bus kernel can stay.
+///
+/// # Errors
+/// [`GpuError::Launch`].
+pub fn column_read_floor(
+    trace: BusTrace,
+    columns: &DeviceBuffer<u32>,
+    sink: &DeviceBuffer<u32>,
+    device_ctx: &GpuDeviceCtx,
+) -> Result<(), GpuError> {
+    // SAFETY: all pointers are device memory that lives until the stream has passed this point.
+    let status = unsafe {
+        ffi::_column_read_floor(
+            trace,
+            columns.as_ptr(),
+            columns.len() as u32,
+            sink.as_mut_ptr(),
+            device_ctx.stream.as_raw(),
+        )
+    };
+    CudaError::from_result(status).map_err(|source| GpuError::Launch {
+        kernel: "column_read_floor",
+        apc: "the benchmark".to_string(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_follow_the_rows_until_the_scratch_is_full() {
+        let block = block_threads();
+        assert_eq!(dag_threads(1, 10, DEFAULT_BUS_SCRATCH), block);
+        assert_eq!(dag_threads(block + 1, 10, DEFAULT_BUS_SCRATCH), 2 * block);
+        // 2^20 rows of 2,125 slots would need 8.9 GB.
+        let threads = dag_threads(1 << 20, 2125, DEFAULT_BUS_SCRATCH);
+        assert!(threads as usize * 2125 * 4 <= DEFAULT_BUS_SCRATCH);
+        assert!((threads + block) as usize * 2125 * 4 > DEFAULT_BUS_SCRATCH);
+        assert_eq!(dag_threads(1 << 20, 0, DEFAULT_BUS_SCRATCH), 1 << 20);
+    }
+}

@@ -1,0 +1,221 @@
+//! A/B of bus kernels in whole proofs on the GPU (feature `cuda`): the same guest proven with each in turn, in one process.
+
+use serde::Serialize;
+
+use super::{
+    device::gpu_setup,
+    error::PipelineError,
+    guest::GuestInput,
+    stages::{Pipeline, ProveSettings, SelectedApcs},
+};
+use crate::{
+    bus::BusKernel,
+    gpu::{
+        event::{record_launches, LaunchTiming},
+        open_device, program_uploads,
+    },
+    trace::substage::Substage,
+};
+
+/// GPU milliseconds of one substage over the launches of one proof, by CUDA events.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SubstageTimes {
+    /// Name of the substage.
+    pub substage: &'static str,
+    /// How often it ran: once per APC that was called and segment.
+    pub launches: usize,
+    /// Sum.
+    pub sum: f64,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub median: f64,
+    /// Maximum.
+    pub max: f64,
+}
+
+/// One proof.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProofTimes {
+    /// Wall-clock milliseconds from the input to the proof.
+    pub proof: f64,
+    /// The substages that ran, in their order.
+    pub substages: Vec<SubstageTimes>,
+    /// Bus programs uploaded by this proof.
+    pub program_uploads: u64,
+}
+
+impl ProofTimes {
+    /// The sum of a substage, zero if it did not run.
+    pub fn sum(&self, substage: Substage) -> f64 {
+        self.of(substage).map_or(0.0, |times| times.sum)
+    }
+
+    /// A substage's times, if it ran.
+    pub fn of(&self, substage: Substage) -> Option<&SubstageTimes> {
+        self.substages
+            .iter()
+            .find(|times| times.substage == substage.name())
+    }
+}
+
+/// All proofs with one kernel.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelTimes {
+    /// The kernel.
+    pub kernel: BusKernel,
+    /// The proofs, in order. The first one compiles and uploads the programs.
+    pub proofs: Vec<ProofTimes>,
+}
+
+impl KernelTimes {
+    /// The proof that has the median `bus_kernel` sum.
+    pub fn median(&self) -> Option<&ProofTimes> {
+        let mut proofs: Vec<_> = self.proofs.iter().collect();
+        proofs.sort_by(|left, right| {
+            left.sum(Substage::BusKernel)
+                .total_cmp(&right.sum(Substage::BusKernel))
+        });
+        proofs.get(proofs.len() / 2).copied()
+    }
+}
+
+/// The result of a benchmark.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BenchReport {
+    /// Name of the GPU.
+    pub device: String,
+    /// Its compute capability.
+    pub capability: u32,
+    /// Version of the driver's CUDA.
+    pub driver_version: u32,
+    /// Version of this package.
+    pub version: &'static str,
+    /// Number of APCs.
+    pub apcs: usize,
+    /// Segments of the run.
+    pub segments: usize,
+    /// The commitments to the segments' traces, the same with every kernel.
+    pub trace_commits: Vec<[u32; 8]>,
+    /// The kernels, in the order asked for.
+    pub kernels: Vec<KernelTimes>,
+}
+
+/// Proves `input` `runs` times with each kernel, verifies each proof, and checks that all agree on the traces.
+///
+/// # Errors
+/// Those of proving, and [`PipelineError::Verify`] if two kernels make different traces.
+pub fn bench(
+    pipeline: &Pipeline,
+    selected: &SelectedApcs,
+    settings: &ProveSettings,
+    kernels: &[BusKernel],
+    runs: usize,
+    input: &GuestInput,
+) -> Result<BenchReport, PipelineError> {
+    let info = open_device()?;
+    let mut report = BenchReport {
+        device: info.name,
+        capability: info.capability,
+        driver_version: info.driver_version,
+        version: env!("CARGO_PKG_VERSION"),
+        apcs: selected.apcs.len(),
+        segments: 0,
+        trace_commits: vec![],
+        kernels: vec![],
+    };
+    for &kernel in kernels {
+        let settings = ProveSettings {
+            bus_kernel: kernel,
+            ..settings.clone()
+        };
+        let mut setup = gpu_setup(pipeline, selected, &settings)?;
+        let mut proofs = Vec::with_capacity(runs);
+        for _ in 0..runs {
+            let uploads = program_uploads();
+            let (proven, timings) = record_launches(|| pipeline.prove(&mut setup, input))?;
+            let (proven, elapsed) = proven?;
+            let verified = proven.verify()?;
+            if report.trace_commits.is_empty() {
+                report.segments = verified.trace_commits.len();
+                report.trace_commits = verified.trace_commits;
+            } else if report.trace_commits != verified.trace_commits {
+                return Err(PipelineError::Verify(format!(
+                    "the traces with kernel {kernel} differ from those before it"
+                )));
+            }
+            proofs.push(ProofTimes {
+                proof: elapsed.as_secs_f64() * 1e3,
+                substages: summarize(&timings),
+                program_uploads: program_uploads() - uploads,
+            });
+        }
+        report.kernels.push(KernelTimes { kernel, proofs });
+    }
+    Ok(report)
+}
+
+fn summarize(timings: &[LaunchTiming]) -> Vec<SubstageTimes> {
+    Substage::ALL
+        .into_iter()
+        .filter_map(|substage| {
+            let mut times: Vec<f64> = timings
+                .iter()
+                .filter(|timing| timing.substage == substage.name())
+                .map(|timing| timing.milliseconds)
+                .collect();
+            times.sort_by(f64::total_cmp);
+            let max = *times.last()?;
+            let sum: f64 = times.iter().sum();
+            Some(SubstageTimes {
+                substage: substage.name(),
+                launches: times.len(),
+                sum,
+                mean: sum / times.len() as f64,
+                median: times[times.len() / 2],
+                max,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_are_summed_by_substage() {
+        let timing = |substage: Substage, milliseconds| LaunchTiming {
+            substage: substage.name(),
+            apc: "test".to_string(),
+            milliseconds,
+        };
+        let summary = summarize(&[
+            timing(Substage::BusKernel, 3.0),
+            timing(Substage::Derived, 0.5),
+            timing(Substage::BusKernel, 1.0),
+            timing(Substage::BusKernel, 8.0),
+        ]);
+        assert_eq!(
+            summary,
+            vec![
+                SubstageTimes {
+                    substage: "derived",
+                    launches: 1,
+                    sum: 0.5,
+                    mean: 0.5,
+                    median: 0.5,
+                    max: 0.5,
+                },
+                SubstageTimes {
+                    substage: "bus_kernel",
+                    launches: 3,
+                    sum: 12.0,
+                    mean: 4.0,
+                    median: 3.0,
+                    max: 8.0,
+                },
+            ]
+        );
+    }
+}

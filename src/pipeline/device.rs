@@ -1,0 +1,166 @@
+//! Where the prover runs: the CPU, or an NVIDIA GPU (feature `cuda`).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    error::PipelineError,
+    guest::GuestInput,
+    stages::{
+        ExecutionReport, Identity, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
+    },
+};
+use crate::vm::mock::MockReport;
+
+/// Where the prover runs.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// All cores of the CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU; needs a binary built with CUDA.
+    Cuda,
+}
+
+/// The GPU's VM with APCs.
+#[cfg(feature = "cuda")]
+pub type GpuSetup = Setup<
+    openvm_cuda_backend::BabyBearPoseidon2GpuEngine,
+    crate::vm::gpu::ApcVmGpuBuilder<openvm_sdk_config::SdkVmGpuBuilder>,
+>;
+
+/// A VM with APCs on either device, ready to execute and prove one program.
+pub enum DeviceSetup {
+    /// On the CPU.
+    Cpu(Box<Setup>),
+    /// On the GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(Box<GpuSetup>),
+}
+
+/// Runs the same expression on the setup of either device.
+macro_rules! on_either {
+    ($device_setup:expr, $setup:ident => $result:expr) => {
+        match $device_setup {
+            DeviceSetup::Cpu($setup) => $result,
+            #[cfg(feature = "cuda")]
+            DeviceSetup::Cuda($setup) => $result,
+        }
+    };
+}
+
+impl DeviceSetup {
+    /// Sets up the VM with the APCs on the device that the settings name.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoCuda`] for a GPU with a binary built without CUDA, [`PipelineError::Gpu`] for a GPU that is
+    /// not there or cannot run this binary, and those of [`Pipeline::setup_on`].
+    pub fn new(
+        pipeline: &Pipeline,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+    ) -> Result<Self, PipelineError> {
+        match settings.device {
+            Device::Cpu => Ok(Self::Cpu(Box::new(pipeline.setup(selected, settings)?))),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda => Err(PipelineError::NoCuda),
+            #[cfg(feature = "cuda")]
+            Device::Cuda => Ok(Self::Cuda(Box::new(gpu_setup(
+                pipeline, selected, settings,
+            )?))),
+        }
+    }
+
+    /// See [`Pipeline::execute`].
+    pub fn execute(
+        &self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+    ) -> Result<ExecutionReport, PipelineError> {
+        on_either!(self, setup => pipeline.execute(setup, input))
+    }
+
+    /// See [`Pipeline::prove`].
+    pub fn prove(
+        &mut self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+    ) -> Result<(ProvenGuest, Duration), PipelineError> {
+        on_either!(self, setup => pipeline.prove(setup, input))
+    }
+
+    /// See [`Pipeline::mock`].
+    pub fn mock(
+        &mut self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+    ) -> Result<MockReport, PipelineError> {
+        on_either!(self, setup => pipeline.mock(setup, input))
+    }
+
+    /// What identifies the program and the VM; from the artifacts, if it is there.
+    ///
+    /// # Errors
+    /// As [`DeviceSetup::new`].
+    pub fn identity(
+        pipeline: &Pipeline,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+    ) -> Result<Identity, PipelineError> {
+        pipeline.identity(selected, settings, || {
+            let setup = Self::new(pipeline, selected, settings)?;
+            on_either!(setup, setup => setup.identity())
+        })
+    }
+
+    /// See [`Setup::exe_commit`].
+    pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
+        on_either!(self, setup => setup.exe_commit())
+    }
+
+    /// The verifying key.
+    pub fn vk(
+        &self,
+    ) -> &openvm_stark_backend::keygen::types::MultiStarkVerifyingKey<
+        openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config,
+    > {
+        on_either!(self, setup => &setup.vk)
+    }
+}
+
+/// Sets up the VM with the APCs on the GPU.
+///
+/// # Errors
+/// As [`DeviceSetup::new`].
+#[cfg(feature = "cuda")]
+pub fn gpu_setup(
+    pipeline: &Pipeline,
+    selected: &SelectedApcs,
+    settings: &ProveSettings,
+) -> Result<GpuSetup, PipelineError> {
+    use std::panic::{catch_unwind, AssertUnwindSafe};
+
+    use openvm_cuda_backend::BabyBearPoseidon2GpuEngine;
+
+    // Before any of OpenVM's CUDA code runs: that code panics where there is no GPU.
+    let info = crate::gpu::open_device()?;
+    tracing::info!(
+        "{} (compute capability {}, {} MiB)",
+        info.name,
+        info.capability,
+        info.memory >> 20
+    );
+    let builder = crate::vm::gpu::ApcVmGpuBuilder {
+        inner: openvm_sdk_config::SdkVmGpuBuilder,
+        settings: settings.gpu,
+    };
+    let setup = catch_unwind(AssertUnwindSafe(|| {
+        let engine = BabyBearPoseidon2GpuEngine::new(settings.security.params());
+        pipeline.setup_on(engine, builder, selected, settings)
+    }));
+    setup.unwrap_or_else(|payload| Err(PipelineError::Vm(crate::apc::panic_message(&*payload))))
+}
