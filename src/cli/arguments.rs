@@ -22,17 +22,25 @@ pub enum Command {
     /// Profile the guest, build and select APCs.
     SelectApcs(Common),
     /// Set up the VM with the APCs, and print what identifies it and the program.
-    Setup(ProveArguments),
+    Setup(SetupArguments),
     /// Run the guest without proving: public values, segments, trace sizes.
-    Execute(ProveArguments),
+    Execute(SetupArguments),
     /// Prove the guest's run, verify the proof, print what it says.
     Prove(ProveArguments),
+    /// Print what the bus programs of the guest's APCs cost, for every kernel and schedule.
+    Stats(StatsArguments),
     /// Prove on the GPU with each of several bus kernels in turn, and compare their times.
     Bench(BenchArguments),
     /// Verify a proof file.
     Verify {
         /// A file that `prove --proof` wrote.
         file: PathBuf,
+        /// Reject the proof of any program but this: the `exe commitment` that `setup` prints.
+        #[arg(long, value_name = "8 NUMBERS", value_parser = commitment)]
+        exe_commitment: Option<[u32; 8]>,
+        /// Reject the proof of any VM but this: the `verifying key` that `setup` prints.
+        #[arg(long, value_name = "HEX")]
+        verifying_key: Option<String>,
     },
 }
 
@@ -43,10 +51,10 @@ pub struct Common {
     pub guest: String,
     /// How many APCs to use; 0 is plain OpenVM.
     #[arg(long, default_value_t = 0, value_name = "N")]
-    pub autoprecompiles: u64,
+    pub autoprecompiles: u32,
     /// Pass over this many of the best-ranked APCs first.
     #[arg(long, default_value_t = 0, value_name = "N")]
-    pub skip: u64,
+    pub skip: u32,
     /// The guest's input: one u32.
     #[arg(long, value_name = "M")]
     pub input: Option<u32>,
@@ -70,9 +78,20 @@ pub struct Common {
     pub metrics: Option<PathBuf>,
 }
 
-/// What execution and proving need.
+/// What to print statistics of.
 #[derive(Debug, Args)]
-pub struct ProveArguments {
+pub struct StatsArguments {
+    /// The guest may also be the path of a machine in powdr's form (.json), on OpenVM's default buses.
+    #[command(flatten)]
+    pub common: Common,
+    /// JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What setting up the VM needs.
+#[derive(Debug, Args)]
+pub struct SetupArguments {
     #[command(flatten)]
     pub common: Common,
     /// The kernel for the APCs' bus interactions: vm or dag [env: POWDR_BUS_KERNEL] [default: vm].
@@ -84,18 +103,25 @@ pub struct ProveArguments {
     /// Device memory for the intermediates of a bus kernel, in MiB (GPU only).
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     #[arg(long, value_name = "MIB", default_value_t = 256)]
-    pub bus_scratch: usize,
+    pub bus_scratch: u32,
     /// Bits of security; `toy` is fast and worth nothing.
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
     /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
-    #[arg(long, value_name = "MIB")]
-    pub segment_memory: Option<usize>,
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub segment_memory: Option<u32>,
+}
+
+/// What proving needs.
+#[derive(Debug, Args)]
+pub struct ProveArguments {
+    #[command(flatten)]
+    pub setup: SetupArguments,
     /// Write the proof there, with all that is needed to check it.
     #[arg(long, value_name = "FILE")]
     pub proof: Option<PathBuf>,
     /// Check every constraint and every bus on the full traces instead of proving.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "proof")]
     pub mock: bool,
 }
 
@@ -120,14 +146,26 @@ pub struct BenchArguments {
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
     /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
-    #[arg(long, value_name = "MIB")]
-    pub segment_memory: Option<usize>,
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub segment_memory: Option<u32>,
     /// Device memory for the intermediates of a bus kernel, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
-    pub bus_scratch: usize,
+    pub bus_scratch: u32,
     /// Write the results there, as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+fn commitment(text: &str) -> Result<[u32; 8], String> {
+    let elements: Result<Vec<u32>, _> = text
+        .split([' ', ','])
+        .filter(|element| !element.is_empty())
+        .map(str::parse)
+        .collect();
+    elements
+        .ok()
+        .and_then(|elements| elements.try_into().ok())
+        .ok_or_else(|| "expected 8 numbers, with spaces or commas between them".to_string())
 }
 
 impl Arguments {
@@ -135,11 +173,27 @@ impl Arguments {
     pub fn metrics(&self) -> Option<&Path> {
         match &self.command {
             Command::SelectApcs(common) => common.metrics.as_deref(),
-            Command::Setup(arguments) | Command::Execute(arguments) | Command::Prove(arguments) => {
+            Command::Stats(arguments) => arguments.common.metrics.as_deref(),
+            Command::Setup(arguments) | Command::Execute(arguments) => {
                 arguments.common.metrics.as_deref()
             }
+            Command::Prove(arguments) => arguments.setup.common.metrics.as_deref(),
             Command::Bench(arguments) => arguments.common.metrics.as_deref(),
             Command::Verify { .. } => None,
         }
+    }
+
+    /// Files that a run is to write in the end, with what they are.
+    pub fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let result = match &self.command {
+            Command::Prove(arguments) => arguments.proof.as_deref().map(|path| ("the proof", path)),
+            Command::Bench(arguments) => arguments
+                .json
+                .as_deref()
+                .map(|path| ("the benchmark's results", path)),
+            _ => None,
+        };
+        let metrics = self.metrics().map(|path| ("the metrics", path));
+        metrics.into_iter().chain(result)
     }
 }

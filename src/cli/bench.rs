@@ -29,11 +29,13 @@ pub fn run(arguments: &BenchArguments) -> Result<(), PipelineError> {
         pipeline.select_apcs(&super::apc_settings(common), &super::profile_input(common))?;
     let mut settings = ProveSettings {
         security: arguments.security,
-        segment_memory: arguments.segment_memory.map(|mebibytes| mebibytes << 20),
+        segment_memory: arguments
+            .segment_memory
+            .map(|mebibytes| mebibytes as usize * super::BYTES_PER_MEBIBYTE),
         device: Device::Cuda,
         ..Default::default()
     };
-    settings.gpu.bus_scratch = arguments.bus_scratch << 20;
+    settings.gpu.bus_scratch = arguments.bus_scratch as usize * super::BYTES_PER_MEBIBYTE;
     let report = bench(
         &pipeline,
         &selected,

@@ -6,30 +6,30 @@ mod logging;
 mod progress;
 mod report;
 
-use std::{
-    process::ExitCode,
-    sync::{atomic::Ordering, Arc},
-};
+use std::{path::Path, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use openvm_apc::{
     apc::ApcSettings,
-    bus::BusKernel,
+    bus::{stats::StatsTable, BusKernel},
     pipeline::{
-        proof_file, ArtifactStore, DeviceSetup, Guest, GuestInput, Pipeline, PipelineError,
-        ProveSettings,
+        check_writable, pause_writes, proof_file, stats, ArtifactStore, DeviceSetup,
+        ExecutionReport, Guest, GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs,
     },
 };
 
-use arguments::{Arguments, Command, Common, ProveArguments};
+use arguments::{Arguments, Command, Common, ProveArguments, SetupArguments, StatsArguments};
 
 /// What a shell reports for a process that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
+
+const BYTES_PER_MEBIBYTE: usize = 1 << 20;
 
 /// Runs the command line.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     logging::hush_panics();
+    handle_interrupts();
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| execute(&arguments)));
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
@@ -39,6 +39,10 @@ pub fn run() -> ExitCode {
         }
         Ok(Err(error)) => {
             eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+        // `… | head`: whoever read the output has gone.
+        Err(payload) if logging::panic_text(&*payload).starts_with("failed printing to") => {
             ExitCode::FAILURE
         }
         Err(payload) => {
@@ -54,44 +58,65 @@ pub fn run() -> ExitCode {
 
 fn execute(arguments: &Arguments) -> Result<(), PipelineError> {
     let metrics = logging::start(arguments.metrics().is_some());
-    let result = dispatch(&arguments.command);
+    for (what, path) in arguments.outputs() {
+        check_writable(what, path)?;
+    }
+    dispatch(&arguments.command)?;
     if let (Some(metrics), Some(path)) = (metrics, arguments.metrics()) {
         metrics.write(path)?;
     }
-    result
+    Ok(())
+}
+
+/// Ctrl-C ends the process at once, but never in the middle of a file.
+fn handle_interrupts() {
+    let handler = || {
+        let _nothing_half_written = pause_writes();
+        eprintln!("\ninterrupted");
+        std::process::exit(INTERRUPTED.into());
+    };
+    // It fails if there is a handler already, which is then whoever's who set it.
+    let _ = ctrlc::set_handler(handler);
 }
 
 fn dispatch(command: &Command) -> Result<(), PipelineError> {
     match command {
         Command::SelectApcs(arguments) => {
             let pipeline = pipeline(arguments)?;
-            let selected =
-                pipeline.select_apcs(&apc_settings(arguments), &profile_input(arguments))?;
+            let selected = select_apcs(&pipeline, arguments)?;
             report::selected(&selected);
             Ok(())
         }
         Command::Setup(arguments) => {
             let pipeline = pipeline(&arguments.common)?;
-            let (_, setup) = set_up(&pipeline, arguments)?;
-            report::setup(&setup)
+            let selected = select_apcs(&pipeline, &arguments.common)?;
+            let identity =
+                DeviceSetup::identity(&pipeline, &selected, &prove_settings(arguments)?)?;
+            report::setup(&identity);
+            Ok(())
         }
         Command::Execute(arguments) => {
             let pipeline = pipeline(&arguments.common)?;
-            let (selected, setup) = set_up(&pipeline, arguments)?;
+            let settings = prove_settings(arguments)?;
+            let selected = select_apcs(&pipeline, &arguments.common)?;
             let input = input(&arguments.common);
-            let with = setup.execute(&pipeline, &input)?;
-            let without = if selected.apcs.is_empty() {
-                None
-            } else {
-                Some(pipeline.execute_without_apcs(&prove_settings(arguments)?, &input)?)
-            };
+            let with = pipeline.execution(&selected, &settings, &input, || {
+                DeviceSetup::new(&pipeline, &selected, &settings)?.execute(&pipeline, &input)
+            })?;
+            let without = without_apcs(&pipeline, &selected, arguments)?;
             report::execution(&with, without.as_ref());
             Ok(())
         }
         Command::Prove(arguments) => prove(arguments),
+        Command::Stats(arguments) => stats(arguments),
         Command::Bench(arguments) => bench::run(arguments),
-        Command::Verify { file } => {
+        Command::Verify {
+            file,
+            exe_commitment,
+            verifying_key,
+        } => {
             let verified = proof_file::read(file)?.verify()?;
+            verified.expect(*exe_commitment, verifying_key.as_deref())?;
             report::verified(&verified);
             println!("the proof is valid");
             Ok(())
@@ -100,57 +125,99 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
 }
 
 fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
-    let pipeline = pipeline(&arguments.common)?;
-    let (selected, mut setup) = set_up(&pipeline, arguments)?;
-    let input = input(&arguments.common);
-    let with = setup.execute(&pipeline, &input)?;
-    if !selected.apcs.is_empty() {
-        let without = pipeline.execute_without_apcs(&prove_settings(arguments)?, &input)?;
-        report::execution(&with, Some(&without));
+    let ProveArguments {
+        setup: setup_arguments,
+        proof,
+        mock,
+    } = arguments;
+    let pipeline = pipeline(&setup_arguments.common)?;
+    let (selected, mut setup) = set_up(&pipeline, setup_arguments)?;
+    if std::env::var_os(stats::DUMP_BUS_DAG_VARIABLE).is_some() {
+        eprintln!("{}", StatsTable(&stats::of_apcs(&selected)?));
+    }
+    let input = input(&setup_arguments.common);
+    let settings = prove_settings(setup_arguments)?;
+    let with = pipeline.execution(&selected, &settings, &input, || {
+        setup.execute(&pipeline, &input)
+    })?;
+    let without = without_apcs(&pipeline, &selected, setup_arguments)?;
+    report::execution(&with, without.as_ref());
+    if *mock {
+        report::mock(&setup.mock(&pipeline, &input)?);
+        return Ok(());
     }
     let (proven, elapsed) = setup.prove(&pipeline, &input)?;
     let verified = proven.verify()?;
     report::proven(&verified, elapsed);
-    if let Some(path) = &arguments.proof {
+    if let Some(path) = proof {
         proof_file::write(path, &proven)?;
         println!("proof written to {}", path.display());
     }
     Ok(())
 }
 
+fn stats(arguments: &StatsArguments) -> Result<(), PipelineError> {
+    let common = &arguments.common;
+    let path = Path::new(&common.guest);
+    let stats = if path
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        vec![stats::of_machine(path)?]
+    } else {
+        let pipeline = pipeline(common)?;
+        stats::of_apcs(&select_apcs(&pipeline, common)?)?
+    };
+    if arguments.json {
+        report::stats_json(&stats)
+    } else {
+        println!("{}", StatsTable(&stats));
+        Ok(())
+    }
+}
+
+/// What the run would come to without APCs, if there are any.
+fn without_apcs(
+    pipeline: &Pipeline,
+    selected: &SelectedApcs,
+    arguments: &SetupArguments,
+) -> Result<Option<ExecutionReport>, PipelineError> {
+    if selected.apcs.is_empty() {
+        return Ok(None);
+    }
+    pipeline
+        .execute_without_apcs(&prove_settings(arguments)?, &input(&arguments.common))
+        .map(Some)
+}
+
 fn pipeline(common: &Common) -> Result<Pipeline, PipelineError> {
     let guest = Guest::find(&common.guest)?;
     let store = ArtifactStore::open(common.artifacts_dir.as_deref())?;
-    let pipeline = Pipeline::new(guest, store, Arc::new(progress::Terminal::new()));
-    let interrupted = pipeline.interrupt_flag();
-    // The first Ctrl-C ends at the next step, so that nothing is left half-written; the second at once. Files are
-    // written beside their places and renamed, so that is safe as well.
-    let _ = ctrlc::set_handler(move || {
-        if interrupted.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED.into());
-        }
-        eprintln!("\ninterrupted: ending at the next step (again to end at once)");
-    });
-    Ok(pipeline)
+    Ok(Pipeline::new(
+        guest,
+        store,
+        Arc::new(progress::Terminal::new()),
+    ))
 }
 
 fn set_up(
     pipeline: &Pipeline,
-    arguments: &ProveArguments,
-) -> Result<(openvm_apc::pipeline::SelectedApcs, DeviceSetup), PipelineError> {
+    arguments: &SetupArguments,
+) -> Result<(SelectedApcs, DeviceSetup), PipelineError> {
     let settings = prove_settings(arguments)?;
-    let selected = pipeline.select_apcs(
-        &apc_settings(&arguments.common),
-        &profile_input(&arguments.common),
-    )?;
+    let selected = select_apcs(pipeline, &arguments.common)?;
     let setup = DeviceSetup::new(pipeline, &selected, &settings)?;
     Ok((selected, setup))
 }
 
+fn select_apcs(pipeline: &Pipeline, common: &Common) -> Result<SelectedApcs, PipelineError> {
+    pipeline.select_apcs(&apc_settings(common), &profile_input(common))
+}
+
 fn apc_settings(common: &Common) -> ApcSettings {
     ApcSettings {
-        autoprecompiles: common.autoprecompiles,
-        skip: common.skip,
+        autoprecompiles: common.autoprecompiles.into(),
+        skip: common.skip.into(),
         pgo: common.pgo,
         max_columns: common.max_columns,
         candidates_directory: common.apc_candidates_dir.clone(),
@@ -165,15 +232,17 @@ fn profile_input(common: &Common) -> GuestInput {
     GuestInput::from_option(common.profile_input.or(common.input))
 }
 
-fn prove_settings(arguments: &ProveArguments) -> Result<ProveSettings, PipelineError> {
+fn prove_settings(arguments: &SetupArguments) -> Result<ProveSettings, PipelineError> {
     Ok(ProveSettings {
         security: arguments.security,
-        segment_memory: arguments.segment_memory.map(|mebibytes| mebibytes << 20),
+        segment_memory: arguments
+            .segment_memory
+            .map(|mebibytes| mebibytes as usize * BYTES_PER_MEBIBYTE),
         bus_kernel: BusKernel::resolve(arguments.bus_kernel.as_deref())?,
         device: arguments.device,
         #[cfg(feature = "cuda")]
         gpu: openvm_apc::gpu::GpuSettings {
-            bus_scratch: arguments.bus_scratch << 20,
+            bus_scratch: arguments.bus_scratch as usize * BYTES_PER_MEBIBYTE,
         },
     })
 }

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use openvm_apc::pipeline::{
-    proof_file::verifying_key_digest, DeviceSetup, ExecutionReport, PipelineError, SelectedApcs,
-    Verified,
+use openvm_apc::{
+    bus::stats::BusStats,
+    pipeline::{ExecutionReport, Identity, PipelineError, SelectedApcs, Verified},
+    vm::mock::MockReport,
 };
+
+/// Proofs of fewer bits are called weak.
+const SECURE_BITS: u32 = 100;
 
 /// The selected APCs, one a line.
 pub fn selected(selected: &SelectedApcs) {
@@ -27,10 +31,9 @@ pub fn selected(selected: &SelectedApcs) {
 }
 
 /// What identifies the program and the VM.
-pub fn setup(setup: &DeviceSetup) -> Result<(), PipelineError> {
-    println!("exe commitment: {}", digest(&setup.exe_commit()?));
-    println!("verifying key: {}", verifying_key_digest(setup.vk())?);
-    Ok(())
+pub fn setup(identity: &Identity) {
+    println!("exe commitment: {}", digest(&identity.exe_commit));
+    println!("verifying key: {}", identity.verifying_key);
 }
 
 /// An execution, and what APCs saved.
@@ -82,6 +85,28 @@ fn share(before: u64, after: u64) -> String {
     )
 }
 
+/// The costs of bus programs, and their maxima last, as JSON.
+pub fn stats_json(stats: &[BusStats]) -> Result<(), PipelineError> {
+    let rows: Vec<BusStats> = stats
+        .iter()
+        .cloned()
+        .chain([BusStats::maxima(stats)])
+        .collect();
+    let json = serde_json::to_string_pretty(&rows)
+        .map_err(|error| PipelineError::Vm(format!("the statistics: {error}")))?;
+    println!("{json}");
+    Ok(())
+}
+
+/// Traces that were checked without proving.
+pub fn mock(report: &MockReport) {
+    println!(
+        "all {} constraints hold on {} rows of {} AIRs, and all buses balance over {} messages \
+         (nothing was proven)",
+        report.constraints, report.rows, report.airs, report.messages
+    );
+}
+
 /// A proof that was made and verified.
 pub fn proven(result: &Verified, elapsed: Duration) {
     verified(result);
@@ -97,6 +122,10 @@ pub fn verified(verified: &Verified) {
     );
     println!("exe commitment: {}", digest(&verified.exe_commit));
     println!("verifying key: {}", verified.verifying_key);
+    println!("security: {} bits", verified.security_bits);
+    if verified.security_bits < SECURE_BITS {
+        eprintln!("warning: below {SECURE_BITS} bits, such a proof can be forged");
+    }
     for (segment, commit) in verified.trace_commits.iter().enumerate() {
         println!("segment {segment} trace commitment: {}", digest(commit));
     }

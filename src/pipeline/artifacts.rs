@@ -6,6 +6,7 @@
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde::{de::DeserializeOwned, Serialize};
@@ -124,22 +125,70 @@ impl ArtifactStore {
         if let Some(value) = self.load(key) {
             return Ok((value, true));
         }
-        self.check_writable()?;
+        // An error now rather than after a minute's work.
+        check_writable("the artifact", &self.directory.join(key.file_name()))?;
         let value = build()?;
         self.store(key, &value)?;
         Ok((value, false))
     }
+}
 
-    /// An error now rather than after a minute's work.
-    fn check_writable(&self) -> Result<(), PipelineError> {
-        tempfile::tempfile_in(&self.directory)
-            .map(|_| ())
-            .map_err(|source| PipelineError::Write {
-                what: "the artifacts directory",
-                path: self.directory.clone(),
-                source,
-            })
+/// Held while a file is being written.
+static WRITING: Mutex<()> = Mutex::new(());
+
+/// Waits until nothing is being written, and keeps it so for as long as the guard lives: a process that ends then
+/// leaves no half-written file and no temporary one.
+pub fn pause_writes() -> MutexGuard<'static, ()> {
+    WRITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
     }
+}
+
+/// Where a file is written: links are followed.
+enum Target {
+    /// To a new file, or over one: beside it, and renamed.
+    File(PathBuf),
+    /// Into a device or a pipe, as it is: renaming would put a file in its place.
+    Stream,
+}
+
+fn target(path: &Path) -> std::io::Result<Target> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => Err(std::io::ErrorKind::IsADirectory.into()),
+        Ok(metadata) if metadata.is_file() => Ok(Target::File(path.canonicalize()?)),
+        Ok(_) => Ok(Target::Stream),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Ok(Target::File(path.to_path_buf()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Tells, before the work whose result goes there, whether a file can be made at `path`.
+pub fn check_writable(what: &'static str, path: &Path) -> Result<(), PipelineError> {
+    let check = || match target(path)? {
+        // A file without a name: nothing is left of it, whatever happens.
+        Target::File(path) => tempfile::tempfile_in(parent(&path)).map(|_| ()),
+        Target::Stream => Ok(()),
+    };
+    check().map_err(|source| PipelineError::Write {
+        what,
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+/// A temporary file with the permissions of any other new file; by default nobody else could read it.
+fn new_file_in(directory: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    let builder = builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(directory)
 }
 
 /// Writes a file beside its place and renames it.
@@ -148,20 +197,25 @@ pub fn write_atomically(
     path: &Path,
     bytes: &[u8],
 ) -> Result<(), PipelineError> {
-    let error = |source| PipelineError::Write {
+    let write = || match target(path)? {
+        Target::File(path) => {
+            let _writing = pause_writes();
+            let mut file = new_file_in(parent(&path))?;
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|persist| persist.error)?;
+            Ok(())
+        }
+        Target::Stream => std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .write_all(bytes),
+    };
+    write().map_err(|source| PipelineError::Write {
         what,
         path: path.to_path_buf(),
         source,
-    };
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::NamedTempFile::new_in(directory).map_err(error)?;
-    file.write_all(bytes).map_err(error)?;
-    file.as_file().sync_all().map_err(error)?;
-    file.persist(path).map_err(|persist| error(persist.error))?;
-    Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -207,6 +261,31 @@ mod tests {
         }
         assert!(!store.load_or_build(&key, || Ok(vec![4])).unwrap().1);
         assert_eq!(store.load(&key), Some(vec![4]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_pipes_written_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+        std::fs::write(&file, b"old").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        write_atomically("a test", &link, b"new").unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+
+        let pipe = directory.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read(pipe).unwrap()
+        });
+        check_writable("a test", &pipe).unwrap();
+        write_atomically("a test", &pipe, b"through").unwrap();
+        assert_eq!(reader.join().unwrap(), b"through");
+        assert!(!std::fs::symlink_metadata(&pipe).unwrap().is_file());
+        assert!(write_atomically("a test", directory.path(), b"").is_err());
     }
 
     #[test]

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::{
     error::PipelineError,
     guest::GuestInput,
-    stages::{ExecutionReport, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup},
+    stages::{
+        ExecutionReport, Identity, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
+    },
 };
+use crate::vm::mock::MockReport;
 
 /// Where the prover runs.
 #[derive(
@@ -88,6 +91,30 @@ impl DeviceSetup {
         input: &GuestInput,
     ) -> Result<(ProvenGuest, Duration), PipelineError> {
         on_either!(self, setup => pipeline.prove(setup, input))
+    }
+
+    /// See [`Pipeline::mock`].
+    pub fn mock(
+        &mut self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+    ) -> Result<MockReport, PipelineError> {
+        on_either!(self, setup => pipeline.mock(setup, input))
+    }
+
+    /// What identifies the program and the VM; from the artifacts, if it is there.
+    ///
+    /// # Errors
+    /// As [`DeviceSetup::new`].
+    pub fn identity(
+        pipeline: &Pipeline,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+    ) -> Result<Identity, PipelineError> {
+        pipeline.identity(selected, settings, || {
+            let setup = Self::new(pipeline, selected, settings)?;
+            on_either!(setup, setup => setup.identity())
+        })
     }
 
     /// See [`Setup::exe_commit`].

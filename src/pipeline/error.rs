@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{apc::ApcError, bus::BusError, trace::TraceError, vm::ApcVmError};
+use crate::{
+    apc::ApcError,
+    bus::BusError,
+    trace::TraceError,
+    vm::{mock::MockError, ApcVmError},
+};
 
 /// An error of the floor `pipeline`.
 #[derive(Debug, Error)]
@@ -96,12 +101,12 @@ pub enum PipelineError {
         message: String,
     },
     /// A constraint or a bus does not hold.
-    #[error("the trace of segment {segment} is invalid: {message}")]
+    #[error("the traces of segment {segment} are wrong: {source}")]
     Mock {
         /// The segment.
         segment: usize,
         /// Which.
-        message: String,
+        source: MockError,
     },
     /// The proof does not verify.
     #[error("the proof is not valid: {0}")]
@@ -117,9 +122,28 @@ pub enum PipelineError {
         /// The expected commitment.
         expected: String,
     },
+    /// The proof was made with another verifying key.
+    #[error(
+        "the proof is for another VM: its verifying key is {found}, but {expected} was expected \
+         (other APCs, another VM configuration, or other security parameters)"
+    )]
+    OtherVerifyingKey {
+        /// SHA-256 of the key in the proof.
+        found: String,
+        /// SHA-256 of the expected key.
+        expected: String,
+    },
     /// The proof file is damaged.
     #[error("{path} is no proof of this program version, or is damaged: {message}")]
     ProofFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// The file is no machine in powdr's form.
+    #[error("{path} is no machine in powdr's JSON form: {message}")]
+    Machine {
         /// The file.
         path: PathBuf,
         /// What is wrong.

@@ -10,14 +10,15 @@ pub mod progress;
 pub mod proof_file;
 pub mod security;
 pub mod stages;
+pub mod stats;
 
-pub use artifacts::{write_atomically, ArtifactStore};
+pub use artifacts::{check_writable, pause_writes, write_atomically, ArtifactStore};
 pub use device::{Device, DeviceSetup};
 pub use error::PipelineError;
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};
-pub use security::Security;
+pub use security::{security_bits, Security};
 pub use stages::{
-    execute_plain, ExecutionReport, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
-    Verified,
+    execute_plain, ExecutionReport, Identity, Pipeline, ProveSettings, ProvenGuest, SelectedApcs,
+    Setup, Verified,
 };

@@ -37,7 +37,7 @@ use super::{
     error::PipelineError,
     guest::{Guest, GuestInput},
     progress::Progress,
-    security::Security,
+    security::{security_bits, Security},
 };
 use crate::{
     apc::{
@@ -46,7 +46,10 @@ use crate::{
     },
     bus::{BusKernel, F},
     trace::TraceError,
-    vm::{ApcVmBuilder, ApcVmConfig},
+    vm::{
+        mock::{self, Labels, MockError, MockReport},
+        ApcVmBuilder, ApcVmConfig,
+    },
 };
 
 type SC = BabyBearPoseidon2Config;
@@ -130,6 +133,15 @@ impl ExecutionReport {
     }
 }
 
+/// What identifies a program and the VM that it runs on: what a valid proof has to carry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Commitment to the rewritten program, its initial memory and its first pc.
+    pub exe_commit: [u32; 8],
+    /// SHA-256 of the verifying key and of the memory's dimensions.
+    pub verifying_key: String,
+}
+
 /// A proof, with all that is needed to check it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct ProvenGuest {
@@ -154,8 +166,10 @@ pub struct Verified {
     pub exe_commit: [u32; 8],
     /// For each segment, the commitment to its traces.
     pub trace_commits: Vec<[u32; 8]>,
-    /// SHA-256 of the verifying key.
+    /// SHA-256 of the verifying key and of the memory's dimensions.
     pub verifying_key: String,
+    /// Bits of security that the verifying key's parameters give its AIRs, rounded down.
+    pub security_bits: u32,
 }
 
 impl Pipeline {
@@ -293,7 +307,7 @@ impl Pipeline {
         });
         let total = match settings.pgo {
             crate::apc::Pgo::Cell => candidates,
-            _ => Some(settings.autoprecompiles + settings.skip),
+            _ => Some(settings.autoprecompiles.saturating_add(settings.skip)),
         };
         let start = Instant::now();
         self.progress.start("Building APCs", total);
@@ -335,9 +349,9 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         self.check_interrupted()?;
+        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
         let start = Instant::now();
         self.progress.start("Setting up", None);
-        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
         let mut inner = self.guest.vm_config.clone();
         if let Some(memory) = settings.segment_memory {
             inner.system.config.set_segmentation_max_memory(memory);
@@ -365,6 +379,50 @@ impl Pipeline {
             vk,
             instance,
         })
+    }
+
+    /// The key of what depends on the program with its APCs and on the VM, but on nothing of how it is proven.
+    fn setup_key(
+        &self,
+        stage: &'static str,
+        apcs: &[Autoprecompile],
+        settings: &ProveSettings,
+        input: Option<&GuestInput>,
+    ) -> Result<ArtifactKey, PipelineError> {
+        ArtifactKey::new(
+            stage,
+            &(
+                self.guest.digest(),
+                &self.guest.vm_config,
+                apcs,
+                settings.security,
+                settings.segment_memory,
+                input,
+            ),
+        )
+    }
+
+    /// What identifies the program and the VM: from the artifacts, or by setting the VM up with `set_up`.
+    pub fn identity(
+        &self,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+        set_up: impl FnOnce() -> Result<Identity, PipelineError>,
+    ) -> Result<Identity, PipelineError> {
+        let key = self.setup_key("setup", &selected.apcs, settings, None)?;
+        Ok(self.store.load_or_build(&key, set_up)?.0)
+    }
+
+    /// What a run of the guest comes to: from the artifacts, or by `execute`, which has to be [`Pipeline::execute`].
+    pub fn execution(
+        &self,
+        selected: &SelectedApcs,
+        settings: &ProveSettings,
+        input: &GuestInput,
+        execute: impl FnOnce() -> Result<ExecutionReport, PipelineError>,
+    ) -> Result<ExecutionReport, PipelineError> {
+        let key = self.setup_key("execution", &selected.apcs, settings, Some(input))?;
+        Ok(self.store.load_or_build(&key, execute)?.0)
     }
 
     /// Runs the guest without proving: its public values, segments and trace sizes.
@@ -424,34 +482,22 @@ impl Pipeline {
         Ok(report)
     }
 
-    /// What the guest would come to without APCs. Kept as an artifact: it does not depend on them.
+    /// What the guest would come to without APCs; from the artifacts, if it is there.
     pub fn execute_without_apcs(
         &self,
         settings: &ProveSettings,
         input: &GuestInput,
     ) -> Result<ExecutionReport, PipelineError> {
-        let key = ArtifactKey::new(
-            "plain-execution",
-            &(
-                self.guest.digest(),
-                &self.guest.vm_config,
-                input,
-                settings.security,
-                settings.segment_memory,
-            ),
-        )?;
-        let (report, _) = self.store.load_or_build(&key, || {
+        let selected = self.select_apcs(&ApcSettings::default(), &GuestInput::none())?;
+        self.execution(&selected, settings, input, || {
             let quiet = Self {
                 guest: self.guest.clone(),
                 store: self.store.clone(),
                 progress: Arc::new(super::progress::Silent),
                 interrupted: self.interrupted.clone(),
             };
-            let none = ApcSettings::default();
-            let selected = quiet.select_apcs(&none, &GuestInput::none())?;
             quiet.execute(&quiet.setup(&selected, settings)?, input)
-        })?;
-        Ok(report)
+        })
     }
 
     /// Proves every segment of the guest's run on `input`.
@@ -466,7 +512,7 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         let start = Instant::now();
-        let proof = self.run_segments(setup, input, |vm, context| {
+        let proof = self.run_segments("Proving segments", setup, input, |vm, context| {
             // OpenVM's GPU prover panics where the device fails.
             catch_unwind(AssertUnwindSafe(|| vm.engine.prove(vm.pk(), context)))
                 .map_err(|payload| SegmentFailure::Prove(crate::apc::panic_message(&*payload)))?
@@ -488,9 +534,40 @@ impl Pipeline {
         Ok((proven, elapsed))
     }
 
+    /// Checks every constraint and the balance of every bus on the full traces of every segment, without proving.
+    ///
+    /// # Errors
+    /// [`PipelineError::Mock`] names the first segment with wrong traces, and what is wrong with them.
+    pub fn mock<E, VB>(
+        &self,
+        setup: &mut Setup<E, VB>,
+        input: &GuestInput,
+    ) -> Result<MockReport, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
+        let start = Instant::now();
+        let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&setup.config)
+            .map_err(crate::apc::ApcError::from)?;
+        let labels = Labels::from_airs(airs.into_airs()).with_buses(setup.config.buses());
+        let reports = self.run_segments("Checking segments", setup, input, |vm, context| {
+            mock::check(&vm.engine, vm.pk(), &context, &labels).map_err(SegmentFailure::Mock)
+        })?;
+        self.progress
+            .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
+        let mut total = MockReport::default();
+        for report in &reports.per_segment {
+            total.add(report);
+        }
+        Ok(total)
+    }
+
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
     fn run_segments<E, VB, R>(
         &self,
+        step: &str,
         setup: &mut Setup<E, VB>,
         input: &GuestInput,
         mut consume: impl FnMut(
@@ -513,8 +590,7 @@ impl Pipeline {
             .map_err(|error| PipelineError::Vm(error.to_string()))?
             .execute_metered(input.to_streams(), context)
             .map_err(|error| execution_error(error, input, None))?;
-        self.progress
-            .start("Proving segments", Some(segments.len() as u64));
+        self.progress.start(step, Some(segments.len() as u64));
         let mut results = Vec::with_capacity(segments.len());
         let mut state = instance
             .state_mut()
@@ -551,7 +627,7 @@ impl Pipeline {
             self.check_interrupted()?;
             results.push(consume(vm, context).map_err(|failure| match failure {
                 SegmentFailure::Prove(message) => PipelineError::Prove { segment, message },
-                SegmentFailure::Mock(message) => PipelineError::Mock { segment, message },
+                SegmentFailure::Mock(source) => PipelineError::Mock { segment, source },
             })?);
             self.progress.advance(1);
         }
@@ -577,7 +653,7 @@ impl Pipeline {
 
 enum SegmentFailure {
     Prove(String),
-    Mock(String),
+    Mock(MockError),
 }
 
 struct SegmentResults<R> {
@@ -606,6 +682,20 @@ where
     E: StarkEngine<SC = SC>,
     VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
 {
+    /// SHA-256 of the verifying key and of the memory's dimensions, as a valid proof carries it.
+    pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
+        let system: &SystemConfig = self.config.as_ref();
+        super::proof_file::verifying_key_digest(&self.vk, &system.memory_config.memory_dimensions())
+    }
+
+    /// What identifies the program and the VM.
+    pub fn identity(&self) -> Result<Identity, PipelineError> {
+        Ok(Identity {
+            exe_commit: self.exe_commit()?,
+            verifying_key: self.verifying_key_digest()?,
+        })
+    }
+
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.
     pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
@@ -636,13 +726,39 @@ fn exe_commit(system: &SystemConfig, exe: &VmExe<F>, program_commit: &[F; 8]) ->
     ))
 }
 
+impl Verified {
+    /// Checks that the proof is of the program, and for the VM, that the caller has in mind: a proof file brings its
+    /// own verifying key, so validity alone says neither.
+    pub fn expect(
+        &self,
+        exe_commit: Option<[u32; 8]>,
+        verifying_key: Option<&str>,
+    ) -> Result<(), PipelineError> {
+        if let Some(expected) = exe_commit.filter(|expected| *expected != self.exe_commit) {
+            return Err(PipelineError::OtherProgram {
+                found: format!("{:?}", self.exe_commit),
+                expected: format!("{expected:?}"),
+            });
+        }
+        match verifying_key {
+            Some(expected) if !expected.eq_ignore_ascii_case(&self.verifying_key) => {
+                Err(PipelineError::OtherVerifyingKey {
+                    found: self.verifying_key.clone(),
+                    expected: expected.to_string(),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 impl ProvenGuest {
     /// Checks every segment's proof, that the segments join, and the proof of the public values.
     pub fn verify(&self) -> Result<Verified, PipelineError> {
-        let engine = Engine::new(self.vk.inner.params.clone());
         let invalid = |message: String| PipelineError::Verify(message);
         // A proof from a file can have any shape; what the verifier does not expect must not take us down.
         let payload = catch_unwind(AssertUnwindSafe(|| {
+            let engine = Engine::new(self.vk.inner.params.clone());
             verify_segments(&engine, &self.vk, &self.proof.per_segment)
         }))
         .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?
@@ -657,6 +773,8 @@ impl ProvenGuest {
         }))
         .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?
         .map_err(|error| invalid(error.to_string()))?;
+        let security_bits = catch_unwind(AssertUnwindSafe(|| security_bits(&self.vk)))
+            .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?;
         let found = canonical(&payload.exe_commit);
         if found != self.exe_commit {
             return Err(PipelineError::OtherProgram {
@@ -674,7 +792,11 @@ impl ProvenGuest {
                 .iter()
                 .map(|proof| canonical(&proof.common_main_commit))
                 .collect(),
-            verifying_key: super::proof_file::verifying_key_digest(&self.vk)?,
+            verifying_key: super::proof_file::verifying_key_digest(
+                &self.vk,
+                &self.memory_dimensions,
+            )?,
+            security_bits,
         })
     }
 }
