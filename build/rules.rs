@@ -63,7 +63,12 @@ fn find_package(manifest: &Path) -> Result<PathBuf, String> {
         MetadataCommand::new()
             .manifest_path(manifest.join("Cargo.toml"))
             .features(CargoOpt::AllFeatures)
-            .other_options(options.iter().map(|option| option.to_string()).collect::<Vec<_>>())
+            .other_options(
+                options
+                    .iter()
+                    .map(|option| option.to_string())
+                    .collect::<Vec<_>>(),
+            )
             .exec()
     };
     // Offline first: it is quicker, and the package is there after the first build.

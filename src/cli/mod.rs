@@ -105,6 +105,10 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
         let without = pipeline.execute_without_apcs(&prove_settings(arguments)?, &input)?;
         report::execution(&with, Some(&without));
     }
+    if arguments.mock {
+        report::mock(&pipeline.mock(&mut setup, &input)?);
+        return Ok(());
+    }
     let (proven, elapsed) = pipeline.prove(&mut setup, &input)?;
     let verified = proven.verify()?;
     report::proven(&verified, elapsed);

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use openvm_apc::pipeline::{
-    proof_file::verifying_key_digest, ExecutionReport, PipelineError, SelectedApcs, Setup, Verified,
+use openvm_apc::{
+    pipeline::{ExecutionReport, PipelineError, SelectedApcs, Setup, Verified},
+    vm::mock::MockReport,
 };
+
+/// Proofs of fewer bits are called weak.
+const SECURE_BITS: u32 = 100;
 
 /// The selected APCs, one a line.
 pub fn selected(selected: &SelectedApcs) {
@@ -28,7 +32,7 @@ pub fn selected(selected: &SelectedApcs) {
 /// What identifies the program and the VM.
 pub fn setup(setup: &Setup) -> Result<(), PipelineError> {
     println!("exe commitment: {}", digest(&setup.exe_commit()?));
-    println!("verifying key: {}", verifying_key_digest(&setup.vk)?);
+    println!("verifying key: {}", setup.verifying_key_digest()?);
     Ok(())
 }
 
@@ -81,6 +85,15 @@ fn share(before: u64, after: u64) -> String {
     )
 }
 
+/// Traces that were checked without proving.
+pub fn mock(report: &MockReport) {
+    println!(
+        "all {} constraints hold on {} rows of {} AIRs, and all buses balance over {} messages \
+         (nothing was proven)",
+        report.constraints, report.rows, report.airs, report.messages
+    );
+}
+
 /// A proof that was made and verified.
 pub fn proven(result: &Verified, elapsed: Duration) {
     verified(result);
@@ -96,6 +109,10 @@ pub fn verified(verified: &Verified) {
     );
     println!("exe commitment: {}", digest(&verified.exe_commit));
     println!("verifying key: {}", verified.verifying_key);
+    println!("security: {} bits", verified.security_bits);
+    if verified.security_bits < SECURE_BITS {
+        eprintln!("warning: below {SECURE_BITS} bits, such a proof can be forged");
+    }
     for (segment, commit) in verified.trace_commits.iter().enumerate() {
         println!("segment {segment} trace commitment: {}", digest(commit));
     }

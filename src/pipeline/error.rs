@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::{apc::ApcError, bus::BusError, trace::TraceError, vm::ApcVmError};
+use crate::{
+    apc::ApcError,
+    bus::BusError,
+    trace::TraceError,
+    vm::{mock::MockError, ApcVmError},
+};
 
 /// An error of the floor `pipeline`.
 #[derive(Debug, Error)]
@@ -96,12 +101,12 @@ pub enum PipelineError {
         message: String,
     },
     /// A constraint or a bus does not hold.
-    #[error("the trace of segment {segment} is invalid: {message}")]
+    #[error("the traces of segment {segment} are wrong: {source}")]
     Mock {
         /// The segment.
         segment: usize,
         /// Which.
-        message: String,
+        source: MockError,
     },
     /// The proof does not verify.
     #[error("the proof is not valid: {0}")]

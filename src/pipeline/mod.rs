@@ -12,7 +12,7 @@ pub use artifacts::{write_atomically, ArtifactStore};
 pub use error::PipelineError;
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};
-pub use security::Security;
+pub use security::{security_bits, Security};
 pub use stages::{
     execute_plain, ExecutionReport, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
     Verified,

@@ -5,6 +5,7 @@
 
 use std::{io::Read, path::Path};
 
+use openvm_circuit::system::memory::dimensions::MemoryDimensions;
 use openvm_stark_backend::keygen::types::MultiStarkVerifyingKey;
 use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
 use sha2::{Digest, Sha256};
@@ -63,11 +64,15 @@ pub fn read(path: &Path) -> Result<ProvenGuest, PipelineError> {
         .map_err(|error| damaged(error.to_string()))
 }
 
-/// SHA-256 of a verifying key.
+/// SHA-256 of a verifying key and of the memory's dimensions.
+///
+/// The dimensions tell where the public values stand in the final memory: with others, a forger could show other
+/// parts of the memory for public values, so that they belong to what a reader compares.
 pub fn verifying_key_digest(
     vk: &MultiStarkVerifyingKey<BabyBearPoseidon2Config>,
+    memory_dimensions: &MemoryDimensions,
 ) -> Result<String, PipelineError> {
-    let bytes = bitcode::serialize(vk)
+    let bytes = bitcode::serialize(&(vk, memory_dimensions))
         .map_err(|error| PipelineError::Vm(format!("the verifying key: {error}")))?;
     Ok(hex::encode(Sha256::digest(bytes)))
 }

@@ -1,9 +1,13 @@
 //! The parameters of the proof system.
 
 use openvm_stark_backend::{
-    interaction::LogUpSecurityParameters, SystemParams, WhirProximityStrategy,
+    interaction::LogUpSecurityParameters, keygen::types::MultiStarkVerifyingKey,
+    soundness::SoundnessCalculator, SystemParams, WhirProximityStrategy,
 };
-use openvm_stark_sdk::config::{app_params_with_100_bits_security, MAX_APP_LOG_STACKED_HEIGHT};
+use openvm_stark_sdk::config::{
+    app_params_with_100_bits_security, baby_bear_poseidon2::BabyBearPoseidon2Config,
+    MAX_APP_LOG_STACKED_HEIGHT,
+};
 use serde::{Deserialize, Serialize};
 
 /// How secure a proof is.
@@ -18,6 +22,16 @@ pub enum Security {
     Bits100,
     /// Toy parameters, for tests and experiments: fast, and worth nothing as a proof.
     Toy,
+}
+
+/// Bits of security, rounded down, by stark-backend's calculator.
+///
+/// It is the key that counts, not the parameters alone: they are calibrated for AIRs of a certain size, which large
+/// APCs exceed.
+pub fn security_bits(vk: &MultiStarkVerifyingKey<BabyBearPoseidon2Config>) -> u32 {
+    SoundnessCalculator::calculate_from_vk(vk)
+        .total_bits
+        .max(0.0) as u32
 }
 
 impl Security {

@@ -36,7 +36,7 @@ use super::{
     error::PipelineError,
     guest::{Guest, GuestInput},
     progress::Progress,
-    security::Security,
+    security::{security_bits, Security},
 };
 use crate::{
     apc::{
@@ -45,7 +45,10 @@ use crate::{
     },
     bus::{BusKernel, F},
     trace::TraceError,
-    vm::{ApcVmBuilder, ApcVmConfig},
+    vm::{
+        mock::{self, Labels, MockError, MockReport},
+        ApcVmBuilder, ApcVmConfig,
+    },
 };
 
 type SC = BabyBearPoseidon2Config;
@@ -146,8 +149,10 @@ pub struct Verified {
     pub exe_commit: [u32; 8],
     /// For each segment, the commitment to its traces.
     pub trace_commits: Vec<[u32; 8]>,
-    /// SHA-256 of the verifying key.
+    /// SHA-256 of the verifying key and of the memory's dimensions.
     pub verifying_key: String,
+    /// Bits of security that the verifying key's parameters give its AIRs, rounded down.
+    pub security_bits: u32,
 }
 
 impl Pipeline {
@@ -433,7 +438,7 @@ impl Pipeline {
         input: &GuestInput,
     ) -> Result<(ProvenGuest, Duration), PipelineError> {
         let start = Instant::now();
-        let proof = self.run_segments(setup, input, |vm, context| {
+        let proof = self.run_segments("Proving segments", setup, input, |vm, context| {
             vm.engine
                 .prove(vm.pk(), context)
                 .map_err(|error| SegmentFailure::Prove(format!("{error:?}")))
@@ -454,9 +459,31 @@ impl Pipeline {
         Ok((proven, elapsed))
     }
 
+    /// Checks every constraint and the balance of every bus on the full traces of every segment, without proving.
+    ///
+    /// # Errors
+    /// [`PipelineError::Mock`] names the first segment with wrong traces, and what is wrong with them.
+    pub fn mock(&self, setup: &mut Setup, input: &GuestInput) -> Result<MockReport, PipelineError> {
+        let start = Instant::now();
+        let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&setup.config)
+            .map_err(crate::apc::ApcError::from)?;
+        let labels = Labels::from_airs(airs.into_airs()).with_buses(setup.config.buses());
+        let reports = self.run_segments("Checking segments", setup, input, |vm, context| {
+            mock::check(&vm.engine, vm.pk(), &context, &labels).map_err(SegmentFailure::Mock)
+        })?;
+        self.progress
+            .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
+        let mut total = MockReport::default();
+        for report in &reports.per_segment {
+            total.add(report);
+        }
+        Ok(total)
+    }
+
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
     fn run_segments<R>(
         &self,
+        step: &str,
         setup: &mut Setup,
         input: &GuestInput,
         mut consume: impl FnMut(
@@ -474,8 +501,7 @@ impl Pipeline {
             .map_err(|error| PipelineError::Vm(error.to_string()))?
             .execute_metered(input.to_streams(), context)
             .map_err(|error| execution_error(error, input, None))?;
-        self.progress
-            .start("Proving segments", Some(segments.len() as u64));
+        self.progress.start(step, Some(segments.len() as u64));
         let mut results = Vec::with_capacity(segments.len());
         let mut state = instance
             .state_mut()
@@ -512,7 +538,7 @@ impl Pipeline {
             self.check_interrupted()?;
             results.push(consume(vm, context).map_err(|failure| match failure {
                 SegmentFailure::Prove(message) => PipelineError::Prove { segment, message },
-                SegmentFailure::Mock(message) => PipelineError::Mock { segment, message },
+                SegmentFailure::Mock(source) => PipelineError::Mock { segment, source },
             })?);
             self.progress.advance(1);
         }
@@ -538,7 +564,7 @@ impl Pipeline {
 
 enum SegmentFailure {
     Prove(String),
-    Mock(String),
+    Mock(MockError),
 }
 
 struct SegmentResults<R> {
@@ -559,6 +585,12 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// SHA-256 of the verifying key and of the memory's dimensions, as a valid proof carries it.
+    pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
+        let system: &SystemConfig = self.config.as_ref();
+        super::proof_file::verifying_key_digest(&self.vk, &system.memory_config.memory_dimensions())
+    }
+
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.
     pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
@@ -610,6 +642,8 @@ impl ProvenGuest {
         }))
         .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?
         .map_err(|error| invalid(error.to_string()))?;
+        let security_bits = catch_unwind(AssertUnwindSafe(|| security_bits(&self.vk)))
+            .map_err(|payload| invalid(crate::apc::panic_message(&*payload)))?;
         let found = canonical(&payload.exe_commit);
         if found != self.exe_commit {
             return Err(PipelineError::OtherProgram {
@@ -627,7 +661,11 @@ impl ProvenGuest {
                 .iter()
                 .map(|proof| canonical(&proof.common_main_commit))
                 .collect(),
-            verifying_key: super::proof_file::verifying_key_digest(&self.vk)?,
+            verifying_key: super::proof_file::verifying_key_digest(
+                &self.vk,
+                &self.memory_dimensions,
+            )?,
+            security_bits,
         })
     }
 }
