@@ -10,7 +10,7 @@ use std::{
     process::exit,
 };
 
-use cargo_metadata::{CargoOpt, MetadataCommand};
+use cargo_metadata::{CargoOpt, Metadata, MetadataCommand};
 
 const PACKAGE: &str = "openvm-cuda-backend";
 const RULES: &str = "src/logup_zerocheck/rules";
@@ -28,7 +28,16 @@ pub fn build() {
 
 fn write_rules() -> Result<(), String> {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
-    let package = find_package(&manifest)?;
+    let metadata = metadata(&manifest)?;
+    let package = find_package(&metadata, PACKAGE)?;
+    // For the tests, which read the published sources and the machines that powdr-autoprecompiles carries.
+    for (variable, name) in [
+        ("OPENVM_CUDA_BACKEND_PACKAGE", PACKAGE),
+        ("POWDR_AUTOPRECOMPILES_PACKAGE", "powdr-autoprecompiles"),
+    ] {
+        let folder = find_package(&metadata, name)?;
+        println!("cargo:rustc-env={variable}={}", folder.display());
+    }
     let rules = package.join(RULES);
     println!("cargo:rerun-if-changed={}", rules.display());
     let module = read(&rules.join("mod.rs"))?;
@@ -56,9 +65,9 @@ fn write_rules() -> Result<(), String> {
     write("codec.rs", &codec)
 }
 
-/// The folder of the resolved package. It is an optional dependency, which cargo resolves (and, asked for metadata,
-/// downloads) without building it.
-fn find_package(manifest: &Path) -> Result<PathBuf, String> {
+/// The resolved packages. The backend is an optional dependency, which cargo resolves (and, asked for metadata, downloads)
+/// without building it.
+fn metadata(manifest: &Path) -> Result<Metadata, String> {
     let metadata = |options: &[&str]| {
         MetadataCommand::new()
             .manifest_path(manifest.join("Cargo.toml"))
@@ -71,19 +80,21 @@ fn find_package(manifest: &Path) -> Result<PathBuf, String> {
             )
             .exec()
     };
-    // Offline first: it is quicker, and the package is there after the first build.
-    let metadata = metadata(&["--offline"])
+    // Offline first: it is quicker, and the packages are there after the first build.
+    metadata(&["--offline"])
         .or_else(|_| metadata(&[]))
-        .map_err(|error| format!("cargo metadata failed, so {PACKAGE} cannot be found: {error}"))?;
+        .map_err(|error| format!("cargo metadata failed, so {PACKAGE} cannot be found: {error}"))
+}
+
+/// The folder of a resolved package.
+fn find_package(metadata: &Metadata, name: &str) -> Result<PathBuf, String> {
     metadata
         .packages
         .iter()
-        .find(|package| package.name.as_str() == PACKAGE)
+        .find(|package| package.name.as_str() == name)
         .and_then(|package| package.manifest_path.parent())
         .map(|folder| folder.as_std_path().to_path_buf())
-        .ok_or_else(|| {
-            format!("{PACKAGE} is not among the resolved packages: keep it an optional dependency")
-        })
+        .ok_or_else(|| format!("{name} is not among the resolved packages: keep it a dependency"))
 }
 
 /// `diffy` reads unified diffs; git's own header lines come before them.

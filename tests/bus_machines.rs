@@ -1,8 +1,10 @@
 //! The bus programs of real machines: those that `powdr-autoprecompiles` carries for its own tests.
 
-use std::{io::Read, path::PathBuf};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
 
-use cargo_metadata::MetadataCommand;
 use openvm_apc::bus::{
     dag, reference,
     stats::{BusStats, StatsTable},
@@ -29,27 +31,14 @@ fn tables() -> PeripheryTables {
 }
 
 fn test_data() -> PathBuf {
-    let metadata = MetadataCommand::new()
-        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
-        .exec()
-        .unwrap();
-    let package = metadata
-        .packages
-        .iter()
-        .find(|package| package.name.as_str() == "powdr-autoprecompiles")
-        .unwrap();
-    package
-        .manifest_path
-        .parent()
-        .unwrap()
-        .join("tests")
-        .into_std_path_buf()
+    Path::new(env!("POWDR_AUTOPRECOMPILES_PACKAGE")).join("tests")
 }
 
 fn machine(file: &str) -> SymbolicMachine<BabyBearField> {
     let file = std::fs::File::open(test_data().join(file)).unwrap();
     let mut json = String::new();
-    flate2::read::GzDecoder::new(file)
+    libflate::gzip::Decoder::new(file)
+        .unwrap()
         .read_to_string(&mut json)
         .unwrap();
     let value: serde_json::Value = serde_json::from_str(&json).unwrap();

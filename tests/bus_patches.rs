@@ -1,12 +1,6 @@
 //! The companion changes to the prover backend: each applies to the published source, and gives the rules we build.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
-
-use cargo_metadata::{CargoOpt, MetadataCommand};
+use std::{fs, path::Path, process::Command};
 
 const PATCHES: [&str; 3] = [
     "0001-make-rules-public.patch",
@@ -14,23 +8,8 @@ const PATCHES: [&str; 3] = [
     "0003-export-include-folder.patch",
 ];
 
-fn published() -> PathBuf {
-    let metadata = MetadataCommand::new()
-        .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
-        .features(CargoOpt::AllFeatures)
-        .exec()
-        .unwrap();
-    let package = metadata
-        .packages
-        .iter()
-        .find(|package| package.name.as_str() == "openvm-cuda-backend")
-        .unwrap();
-    package
-        .manifest_path
-        .parent()
-        .unwrap()
-        .as_std_path()
-        .to_path_buf()
+fn published() -> &'static Path {
+    Path::new(env!("OPENVM_CUDA_BACKEND_PACKAGE"))
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -64,12 +43,12 @@ fn patches_apply_to_the_published_source() {
     let patches = Path::new(env!("CARGO_MANIFEST_DIR")).join("patches");
     let folder = tempfile::tempdir().unwrap();
     let all = folder.path().join("all");
-    copy(&published(), &all);
+    copy(published(), &all);
     git(&all, &["init", "-q"]);
     for name in PATCHES {
         let patch = patches.join(name);
         let alone = folder.path().join(name);
-        copy(&published(), &alone);
+        copy(published(), &alone);
         git(&alone, &["init", "-q"]);
         for directory in [&alone, &all] {
             git(directory, &["apply", patch.to_str().unwrap()]);

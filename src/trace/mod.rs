@@ -13,3 +13,4 @@ pub mod substage;
 
 pub use error::TraceError;
 pub use plan::TracePlan;
+pub use substage::Substage;

@@ -343,17 +343,6 @@ impl Prover {
         }
     }
 
-    /// AIR id of an APC.
-    pub fn apc_air(&self, name: &str) -> usize {
-        *self
-            .labels
-            .airs
-            .iter()
-            .find(|(_, air)| *air == name)
-            .expect("the VM has the APC")
-            .0
-    }
-
     /// AIR id by the AIR's type name.
     pub fn air(&self, type_name: &str) -> usize {
         self.pk
