@@ -46,10 +46,15 @@ fn public_values_agree_and_every_proof_verifies() {
             public_values.windows(2).all(|pair| pair[0] == pair[1]),
             "input {input}: {public_values:?}"
         );
+        // An APC that this input does not call saves nothing; a keccak's round, or ten APCs, always do.
         let instructions: Vec<u64> = instructions;
         assert!(
-            instructions.windows(2).all(|pair| pair[1] < pair[0]),
-            "input {input}: APCs save instructions: {instructions:?}"
+            instructions.windows(2).all(|pair| pair[1] <= pair[0]),
+            "input {input}: {instructions:?}"
+        );
+        assert!(
+            instructions[2] < instructions[0],
+            "input {input}: {instructions:?}"
         );
     }
 }

@@ -65,7 +65,14 @@ pub fn generate_trace(
         }
     }
     let (width, height) = (apc.width(), calls.next_power_of_two());
-    let mut values = F::zero_vec(width * height);
+    // Nothing moves on a CPU: what is left of this substage is room for the trace, and where each column comes from.
+    let (mut values, source_of) = Substage::TracegenH2d.run(&apc.name, || {
+        let mut source_of: Vec<Option<OriginalCell>> = vec![None; width];
+        for substitution in &plan.substitutions {
+            source_of[substitution.apc_column] = Some(substitution.source);
+        }
+        (F::zero_vec(width * height), source_of)
+    });
     let mut columns: Vec<&mut [F]> = values.chunks_exact_mut(height).collect();
     let cell = |cell: &OriginalCell, call: usize| {
         let trace = &dummy_traces[cell.row.air];
@@ -74,10 +81,6 @@ pub fn generate_trace(
     };
 
     Substage::TracegenKernel.run(&apc.name, || {
-        let mut source_of: Vec<Option<OriginalCell>> = vec![None; width];
-        for substitution in &plan.substitutions {
-            source_of[substitution.apc_column] = Some(substitution.source);
-        }
         columns
             .par_iter_mut()
             .zip(&source_of)
