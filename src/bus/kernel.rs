@@ -54,10 +54,7 @@ impl BusKernel {
     }
 
     /// Compiles an APC's counting interactions. A pure function of them.
-    pub fn compile(
-        self,
-        interactions: &CountingInteractions,
-    ) -> Result<Arc<BusProgram>, BusError> {
+    pub fn compile(self, interactions: &CountingInteractions) -> Result<Arc<BusProgram>, BusError> {
         Ok(Arc::new(match self {
             BusKernel::Vm => BusProgram::Vm(vm::Program::compile(interactions)?),
             BusKernel::Dag => {
@@ -81,10 +78,7 @@ impl FromStr for BusKernel {
             .into_iter()
             .find(|kernel| kernel.name() == name)
             .ok_or_else(|| {
-                BusError::UnknownKernel(
-                    name.to_string(),
-                    Self::ALL.map(BusKernel::name).join(", "),
-                )
+                BusError::UnknownKernel(name.to_string(), Self::ALL.map(BusKernel::name).join(", "))
             })
     }
 }

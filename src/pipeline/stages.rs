@@ -285,7 +285,7 @@ impl Pipeline {
         });
         let total = match settings.pgo {
             crate::apc::Pgo::Cell => candidates,
-            _ => Some(settings.autoprecompiles + settings.skip),
+            _ => Some(settings.autoprecompiles.saturating_add(settings.skip)),
         };
         let start = Instant::now();
         self.progress.start("Building APCs", total);
@@ -312,7 +312,7 @@ impl Pipeline {
         self.check_interrupted()?;
         let start = Instant::now();
         self.progress.start("Setting up", None);
-        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
+        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs)?);
         let mut inner = self.guest.vm_config.clone();
         if let Some(memory) = settings.segment_memory {
             inner.system.config.set_segmentation_max_memory(memory);

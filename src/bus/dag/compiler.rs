@@ -23,7 +23,9 @@ use super::{
 use crate::bus::{
     error::BusError,
     field::to_f,
-    interaction::{ColumnOrder, CountingInteraction, CountingInteractions, Expression, Multiplicity},
+    interaction::{
+        ColumnOrder, CountingInteraction, CountingInteractions, Expression, Multiplicity,
+    },
     F,
 };
 
@@ -144,7 +146,10 @@ pub(super) fn build_dag(
                     Multiplicity::One => None,
                     Multiplicity::Expression(expression) => Some(add(expression)?),
                 },
-                arguments: [add(&interaction.arguments[0])?, add(&interaction.arguments[1])?],
+                arguments: [
+                    add(&interaction.arguments[0])?,
+                    add(&interaction.arguments[1])?,
+                ],
                 selector: interaction.selector.as_ref().map(add).transpose()?,
             })
         })
@@ -182,14 +187,17 @@ impl Program {
                 last_node
             })
             .collect();
-        let held = operands.iter().zip(&complete).flat_map(|(operands, &last)| {
-            let until = match schedule.dispatch {
-                Dispatch::Pinned => node_count,
-                // The last operand may not take the slot of another: only the next node may.
-                Dispatch::Early => last + 1,
-            };
-            operands.nodes().map(move |node| (node, until))
-        });
+        let held = operands
+            .iter()
+            .zip(&complete)
+            .flat_map(|(operands, &last)| {
+                let until = match schedule.dispatch {
+                    Dispatch::Pinned => node_count,
+                    // The last operand may not take the slot of another: only the next node may.
+                    Dispatch::Early => last + 1,
+                };
+                operands.nodes().map(move |node| (node, until))
+            });
         let buffer_vars = schedule.shared_columns == SharedColumns::Buffered;
         let mut builder = SymbolicRulesBuilder::new(&dag, buffer_vars).hold_until(held);
         let scheduled = if node_count == 0 {
@@ -252,8 +260,14 @@ impl Program {
             slots,
             live_maximum: 0,
             nodes: node_count,
-            indices: ordered.iter().map(|interaction| interaction.index).collect(),
-            kinds: ordered.iter().map(|interaction| interaction.table).collect(),
+            indices: ordered
+                .iter()
+                .map(|interaction| interaction.index)
+                .collect(),
+            kinds: ordered
+                .iter()
+                .map(|interaction| interaction.table)
+                .collect(),
             tables: *interactions.tables(),
             width: interactions.columns().width(),
         };

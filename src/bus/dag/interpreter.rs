@@ -82,7 +82,12 @@ impl Program {
         let read = |slot: usize, live: &mut Vec<bool>, count: &mut usize| {
             *count += usize::from(!std::mem::replace(&mut live[slot], true));
         };
-        let mut interactions = self.interactions.iter().zip(&self.dispatch_after).rev().peekable();
+        let mut interactions = self
+            .interactions
+            .iter()
+            .zip(&self.dispatch_after)
+            .rev()
+            .peekable();
         for position in (0..=rules.len()).rev() {
             while let Some((interaction, _)) =
                 interactions.next_if(|(_, after)| **after >= position)

@@ -36,8 +36,11 @@ pub fn reordered(interactions: &CountingInteractions) -> Result<CountingInteract
     let shared: Vec<Vec<usize>> = needs
         .iter()
         .map(|needs| {
-            let mut shared: Vec<usize> =
-                needs.iter().copied().filter(|node| uses[node] > 1).collect();
+            let mut shared: Vec<usize> = needs
+                .iter()
+                .copied()
+                .filter(|node| uses[node] > 1)
+                .collect();
             shared.sort_unstable();
             shared
         })

@@ -235,8 +235,16 @@ impl Program {
         Ok(Self {
             code,
             interactions: compiled,
-            indices: interactions.interactions().iter().map(|i| i.index).collect(),
-            kinds: interactions.interactions().iter().map(|i| i.table).collect(),
+            indices: interactions
+                .interactions()
+                .iter()
+                .map(|i| i.index)
+                .collect(),
+            kinds: interactions
+                .interactions()
+                .iter()
+                .map(|i| i.table)
+                .collect(),
             tables: *interactions.tables(),
             width: columns.width(),
         })

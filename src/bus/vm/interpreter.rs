@@ -18,7 +18,9 @@ use crate::bus::{
 fn evaluate(code: &[u32], span: Span, load: impl Fn(u32) -> F) -> F {
     let mut stack = [F::ZERO; STACK_DEPTH];
     let mut depth = 0;
-    let mut words = code[span.start as usize..][..span.length as usize].iter().copied();
+    let mut words = code[span.start as usize..][..span.length as usize]
+        .iter()
+        .copied();
     while let Some(operation) = words.next() {
         match operation {
             PUSH_COLUMN | PUSH_CONSTANT => {
