@@ -6,7 +6,7 @@
 //! ```
 //!
 //! An APC file is JSON with `machine` (as powdr-autoprecompiles writes a symbolic machine) and `columns` (each with its
-//! `poly_id`, in trace order): `cli-openvm stats --json` writes such files, and so does serde for an `Autoprecompile`.
+//! `poly_id`, in trace order): what serde writes for an `Autoprecompile` is one.
 //! A trace file holds canonical little-endian u32, column-major, `height × width`.
 
 use std::{
@@ -14,6 +14,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::Instant,
 };
 
@@ -21,8 +22,9 @@ use clap::{Parser, Subcommand};
 use eyre::{bail, ensure, eyre, Context, Result};
 use openvm_apc::{
     bus::{
+        dag,
         interaction::{ColumnOrder, CountingInteractions, Multiplicity},
-        kernel::BusKernel,
+        kernel::{BusKernel, BusProgram},
         table::{
             BitwiseLookupTable, Histograms, PeripheryTables, RangeTupleCheckerTable, TableKind,
             VariableRangeCheckerTable,
@@ -40,7 +42,7 @@ use openvm_cuda_common::{copy::MemCopyD2H, d_buffer::DeviceBuffer, stream::GpuDe
 use p3_field::{PrimeCharacteristicRing, PrimeField32};
 use powdr_autoprecompiles::{
     expression::{AlgebraicExpression, AlgebraicReference},
-    symbolic_machine::{SymbolicBusInteraction, SymbolicMachine},
+    symbolic_machine::SymbolicBusInteraction,
 };
 use powdr_number::BabyBearField;
 use serde::{Deserialize, Serialize};
@@ -92,7 +94,7 @@ enum Command {
         )]
         rows: Vec<usize>,
         /// Kernels, the first being the one that the others are compared with.
-        #[arg(long, value_delimiter = ',', default_value = "vm,dag")]
+        #[arg(long, value_delimiter = ',', default_value = "vm,dag,dag-seed")]
         kernels: Vec<String>,
         /// Timed launches; the median counts.
         #[arg(long, default_value_t = 9)]
@@ -186,8 +188,27 @@ fn tables() -> PeripheryTables {
 struct ApcFile {
     #[serde(default)]
     name: String,
-    machine: SymbolicMachine<BabyBearField>,
+    machine: Interactions,
     columns: Vec<ColumnEntry>,
+}
+
+/// What of a machine bus kernels look at.
+#[derive(Deserialize)]
+struct Interactions {
+    bus_interactions: Vec<SymbolicBusInteraction<BabyBearField>>,
+}
+
+/// What is checked and timed: the bus kernels, and `dag` with the seed's schedule.
+const PROGRAMS: [&str; 3] = ["vm", "dag", "dag-seed"];
+
+fn compile(name: &str, interactions: &CountingInteractions) -> Result<Arc<BusProgram>> {
+    Ok(match name {
+        "dag-seed" => Arc::new(BusProgram::Dag(dag::Program::compile(
+            interactions,
+            dag::Schedule::SEED,
+        )?)),
+        name => name.parse::<BusKernel>()?.compile(interactions)?,
+    })
 }
 
 #[derive(Deserialize)]
@@ -434,8 +455,8 @@ fn check_case(device: &Device, what: &str, case: &Case) -> Result<()> {
     )?;
     let trace = device.upload_trace(&case.trace)?;
     let bus_trace = view(&trace, case.trace.height, case.trace.live_rows);
-    for kernel in BusKernel::ALL {
-        let program = kernel.compile(&interactions)?;
+    for kernel in PROGRAMS {
+        let program = compile(kernel, &interactions)?;
         // The default scratch, and so little that threads have to stride over the rows.
         for bus_scratch in [GpuSettings::default().bus_scratch, 1 << 20] {
             let program = DeviceBusProgram::upload(
@@ -499,10 +520,10 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
     )?;
     let mut expected = Histograms::zeros(&device.tables);
     expected.variable_range_checker[(1 << 13) + 1 - 1] = 1;
-    for kernel in BusKernel::ALL {
+    for kernel in PROGRAMS {
         let program = DeviceBusProgram::upload(
             "the large trace",
-            &kernel.compile(&interactions)?,
+            &compile(kernel, &interactions)?,
             &GpuSettings::default(),
             &device.device_ctx,
         )?;
@@ -555,10 +576,10 @@ fn check_real(device: &Device, data: &Path) -> Result<()> {
             let expected = read_histograms(&folder.join(format!("hist_pc{pc}_calls{calls}.json")))?;
             let interactions = apc.interactions()?;
             let buffer = device.upload_trace(&trace)?;
-            for kernel in BusKernel::ALL {
+            for kernel in PROGRAMS {
                 let program = DeviceBusProgram::upload(
                     &apc.name,
-                    &kernel.compile(&interactions)?,
+                    &compile(kernel, &interactions)?,
                     &GpuSettings::default(),
                     &device.device_ctx,
                 )?;
@@ -956,9 +977,8 @@ fn bench(
     let mut programs = Vec::new();
     let mut reports = Vec::new();
     for name in kernels {
-        let kernel: BusKernel = name.parse()?;
         let start = Instant::now();
-        let program = kernel.compile(&interactions)?;
+        let program = compile(name, &interactions)?;
         let compile_milliseconds = start.elapsed().as_secs_f64() * 1e3;
         let program = DeviceBusProgram::upload(&apc.name, &program, settings, device_ctx)?;
         reports.push(ProgramReport {

@@ -1,5 +1,6 @@
-// The `dag` bus kernel: one thread per row evaluates the deduplicated rules of all interactions into slots, then
-// dispatches the interactions from the output descriptors. Rules are encoded by the prover backend's own codec.
+// The `dag` bus kernel: one thread per row evaluates the deduplicated rules of all interactions into slots, and
+// dispatches each interaction from its output descriptors after the rule that completes them (in the seed's schedule:
+// all of them after the last rule). Rules are encoded by the prover backend's own codec.
 #include <cuda_runtime.h>
 
 #include "codec.cuh"
@@ -30,11 +31,13 @@ struct DagInteraction {
     DagOutput first;
     DagOutput second;
     DagOutput selector;
+    // How many rules run before the interaction is dispatched; not decreasing.
+    uint32_t dispatch_after;
 };
-static_assert(sizeof(DagInteraction) == 40 && alignof(DagInteraction) == 4, "DagInteraction differs from the host's");
+static_assert(sizeof(DagInteraction) == 44 && alignof(DagInteraction) == 4, "DagInteraction differs from the host's");
 static_assert(offsetof(DagInteraction, flags) == 4 && offsetof(DagInteraction, multiplicity) == 8 &&
                   offsetof(DagInteraction, first) == 16 && offsetof(DagInteraction, second) == 24 &&
-                  offsetof(DagInteraction, selector) == 32,
+                  offsetof(DagInteraction, selector) == 32 && offsetof(DagInteraction, dispatch_after) == 40,
               "DagInteraction differs from the host's");
 
 namespace {
@@ -79,7 +82,6 @@ struct RowContext {
 __global__ void __launch_bounds__(THREADS) apc_apply_bus_dag_kernel(
     const BusTrace trace,
     const Rule *__restrict__ rules,
-    uint32_t rule_count,
     const DagInteraction *__restrict__ interactions,
     uint32_t interaction_count,
     Fp *intermediates,
@@ -93,32 +95,33 @@ __global__ void __launch_bounds__(THREADS) apc_apply_bus_dag_kernel(
     context.slot_stride = threads;
     for (uint64_t row = thread; row < trace.live_rows; row += threads) {
         context.values = trace.values + row;
-        for (uint32_t index = 0; index < rule_count; index++) {
-            const Rule rule = rules[index];
-            const RuleHeader header = decode_rule_header(rule);
-            // A rule that fills no slot is a bare column, which its users read themselves.
-            if (!header.buffer_result) continue;
-            Fp result = context.source(header.x);
-            switch (header.op) {
-            case OP_ADD:
-                result = result + context.source(decode_y(rule));
-                break;
-            case OP_SUB:
-                result = result - context.source(decode_y(rule));
-                break;
-            case OP_MUL:
-                result = result * context.source(decode_y(rule));
-                break;
-            case OP_NEG:
-                result = Fp::fromRaw(0) - result;
-                break;
-            default: // OP_VAR: a buffered column
-                break;
-            }
-            context.slots[uint64_t(decode_z_index(rule)) * threads] = result;
-        }
+        uint32_t next = 0;
         for (uint32_t index = 0; index < interaction_count; index++) {
             const DagInteraction &interaction = interactions[index];
+            for (; next < interaction.dispatch_after; next++) {
+                const Rule rule = rules[next];
+                const RuleHeader header = decode_rule_header(rule);
+                // A rule that fills no slot is a bare column, which its users read themselves.
+                if (!header.buffer_result) continue;
+                Fp result = context.source(header.x);
+                switch (header.op) {
+                case OP_ADD:
+                    result = result + context.source(decode_y(rule));
+                    break;
+                case OP_SUB:
+                    result = result - context.source(decode_y(rule));
+                    break;
+                case OP_MUL:
+                    result = result * context.source(decode_y(rule));
+                    break;
+                case OP_NEG:
+                    result = Fp::fromRaw(0) - result;
+                    break;
+                default: // OP_VAR: a buffered column
+                    break;
+                }
+                context.slots[uint64_t(decode_z_index(rule)) * threads] = result;
+            }
             uint32_t multiplicity = 1;
             if (!(interaction.flags & periphery::MULTIPLICITY_IS_ONE)) {
                 multiplicity = context.output(interaction.multiplicity);
@@ -139,7 +142,6 @@ __global__ void __launch_bounds__(THREADS) apc_apply_bus_dag_kernel(
 extern "C" int _apc_apply_bus_dag(
     BusTrace trace,
     const Rule *rules,
-    uint32_t rule_count,
     const DagInteraction *interactions,
     uint32_t interaction_count,
     Fp *intermediates,
@@ -150,7 +152,7 @@ extern "C" int _apc_apply_bus_dag(
     if (interaction_count == 0 || trace.live_rows == 0) return cudaSuccess;
     if (threads == 0 || threads % THREADS != 0 || threads / THREADS > 0x7fffffffull) return cudaErrorInvalidConfiguration;
     apc_apply_bus_dag_kernel<<<unsigned(threads / THREADS), THREADS, 0, stream>>>(
-        trace, rules, rule_count, interactions, interaction_count, intermediates, counts
+        trace, rules, interactions, interaction_count, intermediates, counts
     );
     return CHECK_KERNEL();
 }

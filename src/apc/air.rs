@@ -24,16 +24,20 @@ use powdr_autoprecompiles::{
     bus_map::{BusMap, BusType},
     evaluation::AirStats,
     expression::{AlgebraicExpression, AlgebraicReference},
+    expression_conversion::algebraic_to_grouped_expression,
     symbolic_machine::{SymbolicBusInteraction, SymbolicMachine},
     DegreeBound, InstructionHandler,
 };
+use powdr_constraint_solver::grouped_expression::GroupedExpression;
 use powdr_number::BabyBearField;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::{error::ApcError, instruction::ApcInstruction, isa};
+use super::{
+    autoprecompile::PROGRAM_BUS_OPERANDS, error::ApcError, instruction::ApcInstruction, isa,
+};
 use crate::bus::{
-    field::from_f,
+    field::{canonical, from_f},
     table::{
         BitwiseLookupTable, PeripheryTables, RangeTupleCheckerTable, VariableRangeCheckerTable,
     },
@@ -168,7 +172,7 @@ impl OriginalAirs {
     ///
     /// `builder` and `engine` are only needed to learn which AIR serves which executor; no proof is made.
     /// An AIR that an APC cannot take in (several rows an instruction, preprocessed or cached columns,
-    /// public values) makes its opcodes ineligible.
+    /// public values, buses that powdr knows nothing of) makes its opcodes ineligible.
     pub fn extract<E, VB>(engine: &E, builder: &VB, config: &VB::VmConfig) -> Result<Self, ApcError>
     where
         E: StarkEngine<SC = BabyBearPoseidon2Config>,
@@ -181,6 +185,7 @@ impl OriginalAirs {
         let complex =
             builder.create_chip_complex(config, inventory.clone(), engine.device().device_ctx())?;
         let executor_to_air = &complex.inventory.executor_idx_to_insertion_idx;
+        let buses = VmBuses::from_inventory(&inventory);
 
         let mut airs = BTreeMap::new();
         let mut air_of_opcode = FxHashMap::default();
@@ -200,11 +205,13 @@ impl OriginalAirs {
                 continue;
             };
             if !airs.contains_key(&air_index) {
-                let Some(original) = extract_air(air) else {
-                    tracing::debug!("AIR {} cannot be part of an APC", air.name());
-                    continue;
+                match extract_air(air, &buses) {
+                    Ok(original) => airs.insert(air_index, original),
+                    Err(reason) => {
+                        tracing::debug!("AIR {} cannot be part of an APC: {reason}", air.name());
+                        continue;
+                    }
                 };
-                airs.insert(air_index, original);
             }
             air_of_opcode.insert(opcode, air_index);
         }
@@ -213,7 +220,7 @@ impl OriginalAirs {
         Ok(Self {
             airs,
             air_of_opcode,
-            buses: VmBuses::from_inventory(&inventory),
+            buses,
             degree_bound: DegreeBound {
                 identities: system.max_constraint_degree,
                 bus_interactions: system.max_constraint_degree - 1,
@@ -271,8 +278,11 @@ impl InstructionHandler for OriginalAirs {
     }
 }
 
-/// The AIR as a machine over its own columns, or `None` if its rows are not single instructions.
-fn extract_air(air: &AirRefWithColumns<BabyBearPoseidon2Config>) -> Option<OriginalAir> {
+/// The AIR as a machine over its own columns, or why its rows cannot stand for single instructions in an APC.
+fn extract_air(
+    air: &AirRefWithColumns<BabyBearPoseidon2Config>,
+    buses: &VmBuses,
+) -> Result<OriginalAir, &'static str> {
     type Val = <BabyBearPoseidon2Config as StarkProtocolConfig>::F;
     let preprocessed = openvm_stark_backend::p3_air::BaseAir::<Val>::preprocessed_trace(&**air)
         .map(|trace| trace.width);
@@ -286,7 +296,7 @@ fn extract_air(air: &AirRefWithColumns<BabyBearPoseidon2Config>) -> Option<Origi
         || !width.cached_mains.is_empty()
         || air.num_public_values() != 0
     {
-        return None;
+        return Err("it has preprocessed columns, cached columns or public values");
     }
     let symbolic = get_symbolic_builder(&**air, &width).constraints();
     let names = air
@@ -307,17 +317,92 @@ fn extract_air(air: &AirRefWithColumns<BabyBearPoseidon2Config>) -> Option<Origi
             })
         })
         .collect_vec();
-    let machine = convert_machine(&symbolic, &references)?;
+    let machine = convert_machine(&symbolic, &references)
+        .ok_or("its constraints look beyond the row they stand on")?;
     // powdr numbers a machine's columns by their references, so every column has to occur.
     if machine.main_columns().count() != columns {
-        return None;
+        return Err("it has a column that nothing refers to");
     }
-    Some(OriginalAir {
+    check_interactions(&machine, buses)?;
+    Ok(OriginalAir {
         name: air.name(),
         width: columns,
         stats: AirStats::new(&machine),
         machine,
     })
+}
+
+/// Checks what powdr takes for granted of an instruction's interactions: that there is one lookup of the program; that
+/// it receives the state, then sends the next one; that its memory accesses, a receive and a send each, come in the
+/// order of time; and that it reaches no other bus than those whose meaning the bus interaction handler knows.
+fn check_interactions(
+    machine: &SymbolicMachine<BabyBearField>,
+    buses: &VmBuses,
+) -> Result<(), &'static str> {
+    type Interaction = SymbolicBusInteraction<BabyBearField>;
+    type Grouped = GroupedExpression<BabyBearField, AlgebraicReference>;
+    let grouped = |expression: &AlgebraicExpression<BabyBearField>| -> Grouped {
+        algebraic_to_grouped_expression(expression)
+    };
+    let on = |bus: u64| {
+        machine
+            .bus_interactions
+            .iter()
+            .filter(move |interaction| interaction.id == bus)
+            .collect_vec()
+    };
+    let opposite = |receive: &Interaction, send: &Interaction| {
+        (grouped(&receive.mult) + grouped(&send.mult)).try_to_number()
+            == Some(BabyBearField::from(0u32))
+    };
+
+    let known = |bus: u64| {
+        [buses.execution, buses.memory, buses.program].contains(&bus)
+            || buses.tables.table_of_bus(bus).is_some()
+    };
+    if !machine
+        .bus_interactions
+        .iter()
+        .all(|interaction| known(interaction.id))
+    {
+        return Err("it interacts with a bus of unknown meaning");
+    }
+    match on(buses.program).as_slice() {
+        [lookup] if lookup.args.len() == 2 + PROGRAM_BUS_OPERANDS => {}
+        _ => return Err("it does not look one instruction up in the program"),
+    }
+    let from_timestamp = match on(buses.execution).as_slice() {
+        [receive, send] if opposite(receive, send) => match (&*receive.args, &*send.args) {
+            ([_, from_timestamp], [_, _]) => grouped(from_timestamp),
+            _ => return Err("its states are not pairs of pc and timestamp"),
+        },
+        _ => return Err("it does not receive one state and send one"),
+    };
+    let accesses = on(buses.memory);
+    let mut earliest = 0;
+    for access in accesses.chunks(2) {
+        let [receive, send] = access else {
+            return Err("it does not send to memory what it receives from there");
+        };
+        let (Some((_, received)), Some((sent_timestamp, sent))) =
+            (receive.args.split_last(), send.args.split_last())
+        else {
+            return Err("it sends an empty message to memory");
+        };
+        let same_address = received.len() == sent.len()
+            && received.len() > 2
+            && (0..2).all(|part| grouped(&received[part]) == grouped(&sent[part]));
+        if !opposite(receive, send) || !same_address {
+            return Err("it does not send to memory what it receives from there");
+        }
+        let delay = (grouped(sent_timestamp) - from_timestamp.clone())
+            .try_to_number()
+            .map(canonical)
+            .filter(|&delay| delay >= earliest)
+            .ok_or("its memory accesses are not in the order of time")?;
+        earliest = delay + 1;
+    }
+    Ok(())
 }
 
 fn convert_machine(

@@ -26,7 +26,7 @@ use crate::bus::F;
 pub const APC_OPCODE_OFFSET: usize = 0x10_0000;
 
 /// Operands of the program bus after `pc` and `opcode`.
-const PROGRAM_BUS_OPERANDS: usize = 7;
+pub(super) const PROGRAM_BUS_OPERANDS: usize = 7;
 
 /// A column of the APC trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

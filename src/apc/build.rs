@@ -1,19 +1,24 @@
 //! From a program and its profile to ranked, selected autoprecompiles.
 
 use std::{
-    collections::BTreeMap,
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
     panic::{catch_unwind, AssertUnwindSafe},
     path::PathBuf,
     str::FromStr,
 };
 
 use powdr_autoprecompiles::{
-    adapter::{detect_blocks, select_apcs, AdapterApcWithStats, PgoAdapter},
+    adapter::{detect_blocks, select_apcs, AdapterApcWithStats, AdapterVmConfig, PgoAdapter},
+    blocks::{BasicBlock, BlockAndStats},
+    build,
     empirical_constraints::EmpiricalConstraints,
     execution_profile::ExecutionProfile,
+    export::ExportOptions,
     pgo::{CellPgo, InstructionPgo, NonePgo},
-    GenerateConfig, InstructionHandler, PgoType, SelectConfig, VmConfig,
+    GenerateConfig, InstructionHandler, SelectConfig, VmConfig,
 };
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -22,6 +27,7 @@ use super::{
     autoprecompile::Autoprecompile,
     bus_interaction_handler::OpenVmBusInteractionHandler,
     error::ApcError,
+    instruction::ApcInstruction,
     program::GuestProgram,
 };
 
@@ -66,7 +72,11 @@ pub struct ApcSettings {
 /// Builds the APCs of a program, best first.
 ///
 /// Returns fewer than asked where the program has fewer eligible blocks: executed (for the profile-guided
-/// rankings), two instructions or more.
+/// rankings), two instructions or more. A block that powdr cannot build is left out, with a warning.
+///
+/// # Errors
+/// [`ApcError::MissingProfile`] without a profile for a profile-guided ranking; [`ApcError::Optimizer`] if powdr
+/// stops for another reason than a single block; [`ApcError::Unbound`], [`ApcError::CandidatesDirectory`].
 pub fn build_apcs(
     program: &GuestProgram,
     profile: Option<&ExecutionProfile>,
@@ -82,10 +92,20 @@ pub fn build_apcs(
             source,
         })?;
     }
-    let ranked = catch_unwind(AssertUnwindSafe(|| {
-        rank(program, profile, original_airs, settings)
-    }))
-    .map_err(|payload| ApcError::Optimizer(super::panic_message(&*payload)))?;
+    let generation = Generation::new(program, profile, original_airs, settings);
+    let profile_for_ranking = || profile.cloned().ok_or(ApcError::MissingProfile);
+    let ranked = match settings.pgo {
+        Pgo::Cell => generation.rank(
+            &CellPgo::<OpenVmAdapter, CellCandidate>::with_pgo_data_and_max_columns(
+                profile_for_ranking()?,
+                settings.max_columns,
+            ),
+        )?,
+        Pgo::Instruction => generation.rank(&InstructionPgo::<OpenVmAdapter>::with_pgo_data(
+            profile_for_ranking()?,
+        ))?,
+        Pgo::None => generation.rank(&NonePgo::<OpenVmAdapter>::default())?,
+    };
     let selected = select_apcs::<OpenVmAdapter>(
         ranked,
         SelectConfig::new(settings.autoprecompiles, settings.skip),
@@ -103,82 +123,146 @@ pub fn build_apcs(
         .collect()
 }
 
-fn rank(
-    program: &GuestProgram,
-    profile: Option<&ExecutionProfile>,
-    original_airs: &OriginalAirs,
-    settings: &ApcSettings,
-) -> Vec<AdapterApcWithStats<OpenVmAdapter>> {
-    let empty = || ExecutionProfile {
-        pc_count: Default::default(),
-        pc_list: vec![],
-    };
-    let profile = || profile.cloned().unwrap_or_else(empty);
-    match settings.pgo {
-        Pgo::Cell => rank_with(
-            &CellPgo::<OpenVmAdapter, CellCandidate>::with_pgo_data_and_max_columns(
-                profile(),
-                settings.max_columns,
+/// What goes into powdr's generation of APCs.
+struct Generation<'a> {
+    original_airs: &'a OriginalAirs,
+    pgo: Pgo,
+    /// All basic blocks, single instructions included.
+    blocks: Vec<Block>,
+    config: GenerateConfig,
+}
+
+impl<'a> Generation<'a> {
+    fn new(
+        program: &GuestProgram,
+        profile: Option<&ExecutionProfile>,
+        original_airs: &'a OriginalAirs,
+        settings: &ApcSettings,
+    ) -> Self {
+        let blocks = match profile {
+            Some(profile) => program.basic_blocks_of_execution(profile),
+            None => program.basic_blocks(),
+        };
+        // Ranking by cells builds every candidate: what a block saves is known only then.
+        let most = match settings.pgo {
+            Pgo::Cell => None,
+            Pgo::Instruction | Pgo::None => {
+                Some(settings.autoprecompiles.saturating_add(settings.skip))
+            }
+        };
+        let mut config =
+            GenerateConfig::new(original_airs.degree_bound()).with_apc_candidates(most);
+        if let Some(directory) = &settings.candidates_directory {
+            config = config.with_apc_candidates_dir(directory);
+        }
+        Self {
+            original_airs,
+            pgo: settings.pgo,
+            // An allowed instruction whose AIR the configured VM lacks, or whose AIR an APC cannot take in, ends
+            // its block.
+            blocks: blocks
+                .into_iter()
+                .flat_map(|block| split_at_unserved(block, original_airs))
+                .collect(),
+            config,
+        }
+    }
+
+    fn vm_config(&self) -> AdapterVmConfig<'a, OpenVmAdapter> {
+        VmConfig {
+            instruction_handler: self.original_airs,
+            bus_interaction_handler: OpenVmBusInteractionHandler::new(
+                self.original_airs.buses.clone(),
             ),
-            PgoType::Cell,
-            program,
-            original_airs,
-            settings,
-        ),
-        Pgo::Instruction => rank_with(
-            &InstructionPgo::<OpenVmAdapter>::with_pgo_data(profile()),
-            PgoType::Instruction,
-            program,
-            original_airs,
-            settings,
-        ),
-        Pgo::None => rank_with(
-            &NonePgo::<OpenVmAdapter>::default(),
-            PgoType::None,
-            program,
-            original_airs,
-            settings,
-        ),
+            bus_map: self.original_airs.buses.bus_map(),
+        }
+    }
+
+    /// Builds and ranks. powdr stops at the first block that it cannot build, by a panic: that block is found and left
+    /// out, and the others are built again.
+    fn rank<P: PgoAdapter<Adapter = OpenVmAdapter>>(
+        &self,
+        pgo: &P,
+    ) -> Result<Vec<AdapterApcWithStats<OpenVmAdapter>>, ApcError> {
+        let mut refused = BTreeSet::new();
+        loop {
+            let candidates = || {
+                caught(|| {
+                    let mut candidates = detect_blocks(pgo, self.blocks.clone(), &self.config);
+                    candidates
+                        .blocks
+                        .retain(|candidate| !refused.contains(&candidate.block.start_pcs()));
+                    candidates
+                })
+            };
+            let all = candidates()?;
+            let stopped = match caught(|| {
+                pgo.create_apcs_with_pgo(
+                    all,
+                    &self.config,
+                    self.vm_config(),
+                    BTreeMap::new(),
+                    EmpiricalConstraints::default(),
+                )
+            }) {
+                Ok(ranked) => return Ok(ranked),
+                Err(stopped) => stopped,
+            };
+            let unbuildable = self.unbuildable(candidates()?.blocks);
+            if unbuildable.is_empty() {
+                return Err(stopped);
+            }
+            for start_pcs in &unbuildable {
+                tracing::warn!(
+                    "no APC for the block at pc {:#010x}: powdr cannot build it",
+                    start_pcs.first().copied().unwrap_or_default()
+                );
+            }
+            refused.extend(unbuildable);
+        }
+    }
+
+    /// The blocks among those that powdr has tried to build, by their start pcs, that it cannot build.
+    fn unbuildable(&self, mut candidates: Vec<BlockAndStats<ApcInstruction>>) -> Vec<Vec<u64>> {
+        // The order in which powdr takes them.
+        candidates.sort_by_key(|candidate| {
+            let length = candidate.block.instructions().count() as u32;
+            Reverse(match self.pgo {
+                Pgo::Cell => 0,
+                Pgo::Instruction => candidate.count.wrapping_mul(length),
+                Pgo::None => length,
+            })
+        });
+        let most = self.config.apc_candidates.map_or(usize::MAX, |most| {
+            usize::try_from(most).unwrap_or(usize::MAX)
+        });
+        candidates.truncate(most);
+        candidates
+            .into_par_iter()
+            .filter(|candidate| {
+                let built = caught(|| {
+                    build::<OpenVmAdapter>(
+                        candidate.block.clone(),
+                        self.vm_config(),
+                        self.config.degree_bound,
+                        ExportOptions::default(),
+                        &EmpiricalConstraints::default(),
+                    )
+                });
+                !matches!(built, Ok(Ok(_)))
+            })
+            .map(|candidate| candidate.block.start_pcs())
+            .collect()
     }
 }
 
-fn rank_with<P: PgoAdapter<Adapter = OpenVmAdapter>>(
-    pgo: &P,
-    pgo_type: PgoType,
-    program: &GuestProgram,
-    original_airs: &OriginalAirs,
-    settings: &ApcSettings,
-) -> Vec<AdapterApcWithStats<OpenVmAdapter>> {
-    let mut generate = GenerateConfig::new(original_airs.degree_bound()).with_select_defaults(
-        pgo_type,
-        SelectConfig::new(settings.autoprecompiles, settings.skip),
-    );
-    if let Some(directory) = &settings.candidates_directory {
-        generate = generate.with_apc_candidates_dir(directory);
-    }
-    let vm_config = VmConfig {
-        instruction_handler: original_airs,
-        bus_interaction_handler: OpenVmBusInteractionHandler::new(original_airs.buses.clone()),
-        bus_map: original_airs.buses.bus_map(),
-    };
-    // An allowed instruction whose AIR the configured VM lacks, or whose AIR an APC cannot take in, makes its
-    // block ineligible.
-    let blocks = program
-        .basic_blocks()
-        .into_iter()
-        .flat_map(|block| split_at_unserved(block, original_airs))
-        .collect();
-    let blocks = detect_blocks(pgo, blocks, &generate);
-    pgo.create_apcs_with_pgo(
-        blocks,
-        &generate,
-        vm_config,
-        BTreeMap::new(),
-        EmpiricalConstraints::default(),
-    )
+/// powdr states by panicking what it cannot do.
+fn caught<T>(call: impl FnOnce() -> T) -> Result<T, ApcError> {
+    catch_unwind(AssertUnwindSafe(call))
+        .map_err(|payload| ApcError::Optimizer(super::panic_message(&*payload)))
 }
 
-type Block = powdr_autoprecompiles::blocks::BasicBlock<super::instruction::ApcInstruction>;
+type Block = BasicBlock<ApcInstruction>;
 
 /// Cuts a block around instructions that no original AIR of the VM serves.
 fn split_at_unserved(block: Block, original_airs: &OriginalAirs) -> Vec<Block> {

@@ -83,7 +83,10 @@ impl BusInteractionHandler<Field> for OpenVmBusInteractionHandler {
 
 impl OpenVmBusInteractionHandler {
     /// Cells received from a byte address space are bytes: whoever sent them has proven it. What is *sent*
-    /// gets no claim, so that the sender's own proof stays. Register `x0` always holds zero.
+    /// gets no claim, so that the sender's own proof stays.
+    ///
+    /// Register `x0` holds zero: the transpiler emits no instruction that writes it. Nothing rests on that but
+    /// completeness: the zero stays in the received message, so that with another value there no proof comes about.
     fn memory(
         &self,
         payload: &[RangeConstraint<Field>],
@@ -202,11 +205,12 @@ impl RangeConstraintHandler<Field> for OpenVmBusInteractionHandler {
                 (max_bits <= u64::from(most)).then(|| vec![(value.clone(), bits(max_bits as u32))])
             }
             (TableKind::RangeTupleChecker, [v0, v1]) => {
-                let [first, second] = tables.range_tuple_checker?.sizes;
-                Some(vec![
-                    (v0.clone(), below(first)),
-                    (v1.clone(), below(second)),
-                ])
+                let bounds = tables.range_tuple_checker?.sizes.map(below);
+                // powdr asks for the conjunction of such ranges again, and relies on getting it.
+                bounds
+                    .iter()
+                    .all(|bound| self.range_checker_bits(bound).is_some())
+                    .then(|| vec![(v0.clone(), bounds[0]), (v1.clone(), bounds[1])])
             }
             (TableKind::BitwiseLookup, [x, y, z, selector]) => {
                 let byte = |expression: &GroupedExpression<Field, V>| {
@@ -235,40 +239,39 @@ impl RangeConstraintHandler<Field> for OpenVmBusInteractionHandler {
             multiplicity: number(1),
             payload,
         };
-        let checker = self.buses.tables.variable_range_checker.ok_or_else(|| {
-            MakeRangeConstraintsError("the VM has no variable range checker".to_string())
-        })?;
-
         // Bytes go to the bitwise lookup in pairs, everything else one by one to the variable range checker.
+        let bitwise = self.buses.tables.bitwise_lookup;
         let (bytes, others): (Vec<_>, Vec<_>) = range_constraints
             .into_iter()
-            .partition(|(_, constraint)| *constraint == bits(BYTE_BITS));
+            .partition(|(_, constraint)| bitwise.is_some() && *constraint == bits(BYTE_BITS));
         let mut interactions = Vec::new();
-        match self.buses.tables.bitwise_lookup {
-            Some(bitwise) => interactions.extend(bytes.chunks(2).map(|pair| {
+        if let Some(bitwise) = bitwise {
+            interactions.extend(bytes.chunks(2).map(|pair| {
                 let first = pair[0].0.clone();
                 let second = pair
                     .get(1)
                     .map_or_else(|| number(0), |(second, _)| second.clone());
                 interaction(bitwise.bus_id, vec![first, second, number(0), number(0)])
-            })),
-            None => interactions.extend(bytes.into_iter().map(|(value, _)| {
-                interaction(checker.bus_id, vec![value, number(BYTE_BITS.into())])
-            })),
+            }));
         }
         for (value, constraint) in others {
-            let width = (0..=checker.range_max_bits)
-                .find(|&width| constraint == bits(width))
-                .ok_or_else(|| {
-                    MakeRangeConstraintsError(format!(
-                        "{value} in {constraint}: no table of the VM says exactly that"
-                    ))
-                })?;
-            interactions.push(interaction(
-                checker.bus_id,
-                vec![value, number(width.into())],
-            ));
+            let (bus_id, width) = self.range_checker_bits(&constraint).ok_or_else(|| {
+                MakeRangeConstraintsError(format!(
+                    "{value} in {constraint}: no table of the VM says exactly that"
+                ))
+            })?;
+            interactions.push(interaction(bus_id, vec![value, number(width.into())]));
         }
         Ok(interactions)
+    }
+}
+
+impl OpenVmBusInteractionHandler {
+    /// The variable range checker's bus, and the `max_bits` with which it says exactly this, if there is one.
+    fn range_checker_bits(&self, constraint: &RangeConstraint<Field>) -> Option<(u64, u32)> {
+        let checker = self.buses.tables.variable_range_checker?;
+        (0..=checker.range_max_bits)
+            .find(|&width| *constraint == bits(width))
+            .map(|width| (checker.bus_id, width))
     }
 }

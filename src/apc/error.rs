@@ -67,6 +67,20 @@ pub enum ApcError {
         /// First pc of the block.
         pc: u32,
     },
+    /// A profile-guided ranking was asked for, but no profile given.
+    #[error("ranking blocks by what they cost in an execution needs an execution profile: pass one, or rank with `--pgo none`")]
+    MissingProfile,
+    /// An APC was built for another program.
+    #[error(
+        "{name} was not built for this program: at pc {pc:#010x} the program has other instructions. \
+         Build the APCs again"
+    )]
+    ForeignApc {
+        /// The APC's name.
+        name: String,
+        /// Where the program first differs.
+        pc: u32,
+    },
     /// The APC candidates directory cannot be used.
     #[error("the APC candidates directory {path} cannot be used: {source}")]
     CandidatesDirectory {

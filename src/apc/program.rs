@@ -8,7 +8,10 @@ use std::{
 use openvm_circuit::arch::instructions::{exe::VmExe, program::DEFAULT_PC_STEP};
 use openvm_platform::memory::MEM_SIZE;
 use openvm_transpiler::{elf::Elf, transpiler::Transpiler, FromElf};
-use powdr_autoprecompiles::blocks::{collect_basic_blocks, BasicBlock, Program};
+use powdr_autoprecompiles::{
+    blocks::{collect_basic_blocks, BasicBlock, Program},
+    execution_profile::ExecutionProfile,
+};
 
 use super::{
     adapter::OpenVmAdapter, autoprecompile::Autoprecompile, error::ApcError,
@@ -21,7 +24,8 @@ use crate::bus::F;
 pub struct GuestProgram {
     /// The executable as OpenVM runs it without APCs.
     pub exe: VmExe<F>,
-    /// Every pc that a jump may go to.
+    /// The pcs that jumps go to, as far as they are known. A missing one costs speed, not correctness: the
+    /// instructions of a block stay in the program behind its first one, and a jump into its middle runs them.
     pub jump_targets: BTreeSet<u64>,
 }
 
@@ -56,6 +60,24 @@ impl GuestProgram {
     /// The program's basic blocks, single-instruction blocks included.
     pub fn basic_blocks(&self) -> Vec<BasicBlock<ApcInstruction>> {
         collect_basic_blocks::<OpenVmAdapter>(self, &self.jump_targets)
+    }
+
+    /// The program's basic blocks, where blocks also end at every pc that the profiled execution jumped to.
+    pub fn basic_blocks_of_execution(
+        &self,
+        profile: &ExecutionProfile,
+    ) -> Vec<BasicBlock<ApcInstruction>> {
+        let step = u64::from(DEFAULT_PC_STEP);
+        let mut targets = self.jump_targets.clone();
+        targets.extend(profile.pc_list.first());
+        targets.extend(
+            profile
+                .pc_list
+                .windows(2)
+                .filter(|pcs| pcs[1] != pcs[0] + step)
+                .map(|pcs| pcs[1]),
+        );
+        collect_basic_blocks::<OpenVmAdapter>(self, &targets)
     }
 }
 
@@ -126,12 +148,35 @@ impl Program<ApcInstruction> for GuestProgram {
 /// The program with every APC's first instruction replaced by the APC's opcode, all operands zero.
 ///
 /// The rest of a block stays, unreachable: blocks end at every jump target.
-pub fn rewrite_program(exe: &VmExe<F>, apcs: &[Autoprecompile]) -> VmExe<F> {
+///
+/// # Errors
+/// [`ApcError::ForeignApc`] if an APC does not stand for the instructions that the program has at its pc.
+pub fn rewrite_program(exe: &VmExe<F>, apcs: &[Autoprecompile]) -> Result<VmExe<F>, ApcError> {
+    let original = &exe.program;
     let mut rewritten = exe.clone();
-    let program = &mut rewritten.program;
     for apc in apcs {
-        let index = ((apc.start_pc - program.pc_base) / DEFAULT_PC_STEP) as usize;
-        program.instructions_and_debug_infos[index] = Some((apc.call_instruction(), None));
+        let index = |pc: u32| (pc.wrapping_sub(original.pc_base) / DEFAULT_PC_STEP) as usize;
+        for (position, instruction) in apc.instructions.iter().enumerate() {
+            let pc = apc.start_pc.wrapping_add(DEFAULT_PC_STEP * position as u32);
+            let same = original
+                .get_instruction_and_debug_info(index(pc))
+                .is_some_and(|(present, _)| ApcInstruction::from(present) == *instruction);
+            if !same {
+                return Err(ApcError::ForeignApc {
+                    name: apc.name.clone(),
+                    pc,
+                });
+            }
+        }
+        let first = rewritten
+            .program
+            .instructions_and_debug_infos
+            .get_mut(index(apc.start_pc))
+            .ok_or_else(|| ApcError::ForeignApc {
+                name: apc.name.clone(),
+                pc: apc.start_pc,
+            })?;
+        *first = Some((apc.call_instruction(), None));
     }
-    rewritten
+    Ok(rewritten)
 }

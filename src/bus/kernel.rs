@@ -57,9 +57,10 @@ impl BusKernel {
     pub fn compile(self, interactions: &CountingInteractions) -> Result<Arc<BusProgram>, BusError> {
         Ok(Arc::new(match self {
             BusKernel::Vm => BusProgram::Vm(vm::Program::compile(interactions)?),
-            BusKernel::Dag => {
-                BusProgram::Dag(dag::Program::compile(interactions, dag::Schedule::SEED)?)
-            }
+            BusKernel::Dag => BusProgram::Dag(dag::Program::compile(
+                interactions,
+                dag::Schedule::FEWEST_SLOTS,
+            )?),
         }))
     }
 }

@@ -49,7 +49,6 @@ extern "C" {
     pub fn _apc_apply_bus_dag(
         trace: BusTrace,
         rules: *const c_void,
-        rule_count: u32,
         interactions: *const c_void,
         interaction_count: u32,
         intermediates: *mut F,

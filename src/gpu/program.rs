@@ -89,14 +89,6 @@ impl DeviceBusProgram {
                 )?,
             },
             BusProgram::Dag(program) => {
-                if program.schedule().dispatch != dag::Dispatch::Pinned {
-                    return Err(GpuError::TooLarge {
-                        apc: apc.to_string(),
-                        what: "the dag kernel dispatches after the last rule, which an early schedule's slots do not \
-                               survive"
-                            .to_string(),
-                    });
-                }
                 let block_bytes = block_threads() as usize * program.slots() * size_of::<F>();
                 if block_bytes > settings.bus_scratch {
                     return Err(GpuError::TooLarge {
@@ -187,7 +179,6 @@ impl DeviceBusProgram {
                     ffi::_apc_apply_bus_dag(
                         trace,
                         rules.as_raw_ptr(),
-                        rules.len() as u32,
                         interactions.as_raw_ptr(),
                         interactions.len() as u32,
                         intermediates.as_mut_ptr(),

@@ -349,7 +349,7 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         self.check_interrupted()?;
-        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs));
+        let exe = Arc::new(rewrite_program(&self.exe()?, &selected.apcs)?);
         let start = Instant::now();
         self.progress.start("Setting up", None);
         let mut inner = self.guest.vm_config.clone();

@@ -314,7 +314,7 @@ impl Prover {
         airs: &OriginalAirs,
         apcs: Vec<Autoprecompile>,
     ) -> Self {
-        let exe = rewrite_program(&program.exe, &apcs);
+        let exe = rewrite_program(&program.exe, &apcs).expect("the APCs are this program's");
         let config = ApcVmConfig::new(
             inner_config(),
             airs.buses.clone(),

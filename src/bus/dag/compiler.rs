@@ -239,20 +239,18 @@ impl Program {
             }
         }
         kept_before.push(encoded.len());
-        let dispatch_after = complete
-            .iter()
-            .map(|last| match schedule.dispatch {
-                Dispatch::Pinned => encoded.len(),
-                // `complete` is the node of some operand, of this interaction or of one before it.
-                Dispatch::Early => rule_of_node
-                    .get(last)
-                    .map_or(0, |&rule| kept_before[rule + 1]),
-            })
-            .collect();
+        let dispatch_after = |last: usize| match schedule.dispatch {
+            Dispatch::Pinned => encoded.len(),
+            // `last` is the node of some operand, of this interaction or of one before it.
+            Dispatch::Early => rule_of_node
+                .get(&last)
+                .map_or(0, |&rule| kept_before[rule + 1]),
+        };
         let compiled = ordered
             .iter()
             .zip(&operands)
-            .map(|(interaction, operands)| Interaction {
+            .zip(&complete)
+            .map(|((interaction, operands), &last)| Interaction {
                 table: interaction.table as u32,
                 flags: match operands.multiplicity {
                     None => MULTIPLICITY_IS_ONE,
@@ -262,13 +260,14 @@ impl Program {
                 first: output(operands.arguments[0]),
                 second: output(operands.arguments[1]),
                 selector: operands.selector.map_or(Output::constant(0), output),
+                // The codec's slots end below 2^20, and so do the rules that fill them many times over.
+                dispatch_after: dispatch_after(last) as u32,
             })
             .collect::<Vec<_>>();
         Ok(Self {
             schedule,
             rules: encoded,
             interactions: compiled,
-            dispatch_after,
             slots,
             nodes: node_count,
             indices: ordered

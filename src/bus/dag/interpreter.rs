@@ -30,10 +30,11 @@ impl Program {
         for row in 0..live_rows {
             let mut next = 0;
             for (position, interaction) in self.interactions.iter().enumerate() {
-                for rule in &rules[next..self.dispatch_after[position]] {
+                let end = interaction.dispatch_after as usize;
+                for rule in &rules[next..end] {
                     run(rule, &mut slots, |column| trace.get(column, row));
                 }
-                next = next.max(self.dispatch_after[position]);
+                next = next.max(end);
                 let value = |output: Output| match output.kind {
                     OUTPUT_SLOT => slots[output.value as usize].as_canonical_u32(),
                     OUTPUT_COLUMN => trace.get(output.value as usize, row).as_canonical_u32(),
@@ -82,15 +83,10 @@ impl Program {
         let read = |slot: usize, live: &mut Vec<bool>, count: &mut usize| {
             *count += usize::from(!std::mem::replace(&mut live[slot], true));
         };
-        let mut interactions = self
-            .interactions
-            .iter()
-            .zip(&self.dispatch_after)
-            .rev()
-            .peekable();
+        let mut interactions = self.interactions.iter().rev().peekable();
         for position in (0..=rules.len()).rev() {
-            while let Some((interaction, _)) =
-                interactions.next_if(|(_, after)| **after >= position)
+            while let Some(interaction) =
+                interactions.next_if(|interaction| interaction.dispatch_after as usize >= position)
             {
                 for output in [
                     interaction.multiplicity,

@@ -49,10 +49,16 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule of the seed, which the device kernel runs.
+    /// The schedule of the seed.
     pub const SEED: Schedule = Schedule {
         dispatch: Dispatch::Pinned,
         shared_columns: SharedColumns::Buffered,
+    };
+
+    /// The schedule of [`BusKernel::Dag`](crate::bus::BusKernel): the fewest slots, on every program counted so far.
+    pub const FEWEST_SLOTS: Schedule = Schedule {
+        dispatch: Dispatch::Early,
+        shared_columns: SharedColumns::ReadAgain,
     };
 
     /// All four.
@@ -66,10 +72,7 @@ impl Schedule {
             dispatch: Dispatch::Early,
             shared_columns: SharedColumns::Buffered,
         },
-        Schedule {
-            dispatch: Dispatch::Early,
-            shared_columns: SharedColumns::ReadAgain,
-        },
+        Schedule::FEWEST_SLOTS,
     ];
 }
 
@@ -116,13 +119,16 @@ pub struct Interaction {
     pub second: Output,
     /// The selector of the bitwise lookup; zero for the other tables.
     pub selector: Output,
+    /// How many rules run before the interaction is dispatched; not decreasing.
+    pub dispatch_after: u32,
 }
 
 const _: () = {
     assert!(size_of::<Output>() == 8 && align_of::<Output>() == 4);
-    assert!(size_of::<Interaction>() == 40 && align_of::<Interaction>() == 4);
+    assert!(size_of::<Interaction>() == 44 && align_of::<Interaction>() == 4);
     assert!(std::mem::offset_of!(Interaction, multiplicity) == 8);
     assert!(std::mem::offset_of!(Interaction, selector) == 32);
+    assert!(std::mem::offset_of!(Interaction, dispatch_after) == 40);
 };
 
 /// An APC's counting interactions as encoded rules. A pure function of the APC.
@@ -131,8 +137,6 @@ pub struct Program {
     schedule: Schedule,
     rules: Vec<u128>,
     interactions: Vec<Interaction>,
-    /// For each interaction, how many rules run before it is dispatched; not decreasing.
-    dispatch_after: Vec<usize>,
     slots: usize,
     nodes: usize,
     /// For messages: the interactions' indices among all of the APC.
@@ -156,11 +160,6 @@ impl Program {
     /// The interactions, in the order of their dispatch.
     pub fn interactions(&self) -> &[Interaction] {
         &self.interactions
-    }
-
-    /// For each interaction, how many rules run before it is dispatched.
-    pub fn dispatch_after(&self) -> &[usize] {
-        &self.dispatch_after
     }
 
     /// Number of slots that the rules need.
