@@ -523,7 +523,7 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
     for kernel in PROGRAMS {
         let program = DeviceBusProgram::upload(
             "the large trace",
-            &compile(kernel, &interactions)?,
+            &*compile(kernel, &interactions)?,
             &GpuSettings::default(),
             &device.device_ctx,
         )?;
@@ -579,7 +579,7 @@ fn check_real(device: &Device, data: &Path) -> Result<()> {
             for kernel in PROGRAMS {
                 let program = DeviceBusProgram::upload(
                     &apc.name,
-                    &compile(kernel, &interactions)?,
+                    &*compile(kernel, &interactions)?,
                     &GpuSettings::default(),
                     &device.device_ctx,
                 )?;
