@@ -56,7 +56,12 @@ impl Said {
         }
         assert!(!self.errors.contains("internal error"), "{self:#?}");
         assert!(!self.errors.contains("panicked"), "{self:#?}");
-        assert_eq!(self.errors.matches("error: ").count(), 1, "{self:#?}");
+        let errors = self
+            .errors
+            .lines()
+            .filter(|line| line.starts_with("error: "))
+            .count();
+        assert_eq!(errors, 1, "{self:#?}");
         self
     }
 
