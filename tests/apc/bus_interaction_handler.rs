@@ -102,7 +102,11 @@ fn known_messages_are_accepted_exactly_if_the_table_has_them() {
     ];
     for x in bytes {
         for y in bytes {
-            for z in bytes.into_iter().chain([x ^ y]) {
+            // Not every xor is a field element.
+            for z in bytes
+                .into_iter()
+                .chain(Some(x ^ y).filter(|z| *z <= LARGEST))
+            {
                 for selector in [0, 1, 2, LARGEST] {
                     check_known(BITWISE, &[x, y, z, selector]);
                 }
