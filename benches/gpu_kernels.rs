@@ -35,7 +35,7 @@ use openvm_apc::{
         self,
         memory::{allocate, upload},
         program::column_read_floor,
-        BusTrace, DeviceBusProgram, GpuInfo, GpuSettings, PeripheryCounts, Stopwatch,
+        BusScratch, BusTrace, DeviceBusProgram, GpuInfo, GpuSettings, PeripheryCounts, Stopwatch,
     },
 };
 use openvm_cuda_common::{copy::MemCopyD2H, d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
@@ -131,6 +131,7 @@ fn run(command: Command) -> Result<()> {
     let device = Device {
         tables: tables(),
         counts: Counts::new(&tables(), &device_ctx)?,
+        scratch: BusScratch::default(),
         device_ctx,
     };
     match command {
@@ -347,6 +348,7 @@ impl Counts {
 struct Device {
     tables: PeripheryTables,
     counts: Counts,
+    scratch: BusScratch,
     device_ctx: GpuDeviceCtx,
 }
 
@@ -362,7 +364,12 @@ impl Device {
     /// Histograms of one launch.
     fn histograms(&self, program: &DeviceBusProgram, trace: BusTrace) -> Result<Histograms> {
         self.counts.clear(&self.device_ctx)?;
-        program.launch(trace, self.counts.pointers(), &self.device_ctx)?;
+        program.launch(
+            trace,
+            self.counts.pointers(),
+            &self.scratch,
+            &self.device_ctx,
+        )?;
         self.counts.to_host(&self.device_ctx)
     }
 }
@@ -1004,7 +1011,12 @@ fn bench(
             }
             times.push(median(runs, || {
                 Ok(Stopwatch::time(device_ctx, || {
-                    program.launch(bus_trace, device.counts.pointers(), device_ctx)
+                    program.launch(
+                        bus_trace,
+                        device.counts.pointers(),
+                        &device.scratch,
+                        device_ctx,
+                    )
                 })?
                 .1
                 .milliseconds()?)

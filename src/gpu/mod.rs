@@ -20,5 +20,5 @@ pub use derived::DeviceDerivedColumns;
 pub use device::{open_device, GpuInfo};
 pub use error::GpuError;
 pub use event::{LaunchTiming, Stopwatch};
-pub use program::{program_uploads, DeviceBusProgram, GpuSettings};
+pub use program::{program_uploads, BusScratch, DeviceBusProgram, GpuSettings};
 pub use structs::{BusTrace, OriginalCell, OriginalTrace, PeripheryCounts, Substitution};

@@ -2,7 +2,10 @@
 
 use std::{
     mem::size_of,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Mutex, PoisonError,
+    },
 };
 
 use openvm_cuda_common::{d_buffer::DeviceBuffer, error::CudaError, stream::GpuDeviceCtx};
@@ -32,6 +35,12 @@ impl Default for GpuSettings {
         }
     }
 }
+
+/// Device memory for the intermediates of `dag` launches, one for all APCs of a VM: their launches follow each other on
+/// one stream. It grows to what the largest launch needs, within [`GpuSettings::bus_scratch`], and stays, so that a launch
+/// never waits for an allocation in the middle of a proof.
+#[derive(Default)]
+pub struct BusScratch(Mutex<Option<DeviceBuffer<F>>>);
 
 static UPLOADS: AtomicU64 = AtomicU64::new(0);
 
@@ -124,7 +133,8 @@ impl DeviceBusProgram {
         })
     }
 
-    /// Enqueues the kernel: adds every live row's interactions to the periphery chips' counts.
+    /// Enqueues the kernel: adds every live row's interactions to the periphery chips' counts. Launches that share a
+    /// `scratch` have to be on one stream.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`] for the intermediates, or [`GpuError::Launch`].
@@ -132,6 +142,7 @@ impl DeviceBusProgram {
         &self,
         trace: BusTrace,
         counts: PeripheryCounts,
+        scratch: &BusScratch,
         device_ctx: &GpuDeviceCtx,
     ) -> Result<(), GpuError> {
         if trace.live_rows == 0 {
@@ -164,24 +175,35 @@ impl DeviceBusProgram {
                 rules,
                 interactions,
                 slots,
-                scratch,
+                scratch: scratch_bytes,
             } => {
-                let threads = dag_threads(trace.live_rows, *slots, *scratch);
-                let intermediates = memory::allocate::<F>(
-                    threads as usize * slots,
-                    &|| format!("the intermediates of {}", self.apc),
-                    device_ctx,
-                )?;
+                let threads = dag_threads(trace.live_rows, *slots, *scratch_bytes);
+                let needed = threads as usize * slots;
+                // A panic elsewhere leaves the buffer whole.
+                let mut held = scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
+                if held.as_ref().is_none_or(|buffer| buffer.len() < needed) {
+                    // Freed first, in stream order, so that both are never held at once.
+                    *held = None;
+                    *held = Some(memory::allocate(
+                        needed,
+                        &|| format!("the intermediates of {}", self.apc),
+                        device_ctx,
+                    )?);
+                }
+                let intermediates = held
+                    .as_ref()
+                    .map_or(std::ptr::null_mut(), DeviceBuffer::as_mut_ptr);
                 let _capture = Capture::of_large(rules.len());
-                // SAFETY: as above; the intermediates hold `slots` words for each of `threads` threads, and slots are
-                // below `slots`, as the compiler checked.
+                // SAFETY: as above; the intermediates hold at least `slots` words for each of `threads` threads, slots are
+                // below `slots`, as the compiler checked, and no other launch uses them at the same time: all are on
+                // one stream.
                 let status = unsafe {
                     ffi::_apc_apply_bus_dag(
                         trace,
                         rules.as_raw_ptr(),
                         interactions.as_raw_ptr(),
                         interactions.len() as u32,
-                        intermediates.as_mut_ptr(),
+                        intermediates,
                         threads,
                         counts,
                         stream,

@@ -3,7 +3,7 @@
 //! What does not depend on the segment (substitutions, derived columns, the bus program) is uploaded once per APC and
 //! VM, and used by every segment and proof: [`DeviceApc`]. Everything else is enqueued on the prover's stream.
 
-use std::sync::OnceLock;
+use std::{rc::Rc, sync::OnceLock};
 
 use openvm_cuda_backend::base::DeviceMatrix;
 use openvm_cuda_common::{d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
@@ -25,8 +25,8 @@ use crate::{
         event::timed,
         launch::{derive, substitute, ApcTraceTarget},
         memory::{allocate, upload},
-        BusTrace, DeviceBusProgram, DeviceDerivedColumns, GpuError, GpuSettings, OriginalCell,
-        OriginalTrace, PeripheryCounts, Substitution,
+        BusScratch, BusTrace, DeviceBusProgram, DeviceDerivedColumns, GpuError, GpuSettings,
+        OriginalCell, OriginalTrace, PeripheryCounts, Substitution,
     },
 };
 
@@ -40,16 +40,18 @@ struct DevicePlan {
 pub struct DeviceApc {
     device_ctx: GpuDeviceCtx,
     settings: GpuSettings,
+    scratch: Rc<BusScratch>,
     plan: OnceLock<DevicePlan>,
     program: OnceLock<DeviceBusProgram>,
 }
 
 impl DeviceApc {
-    /// Nothing is uploaded before the first call.
-    pub fn new(settings: GpuSettings, device_ctx: GpuDeviceCtx) -> Self {
+    /// Nothing is uploaded before the first call. All APCs of a VM share one `scratch`.
+    pub fn new(settings: GpuSettings, scratch: Rc<BusScratch>, device_ctx: GpuDeviceCtx) -> Self {
         Self {
             device_ctx,
             settings,
+            scratch,
             plan: OnceLock::new(),
             program: OnceLock::new(),
         }
@@ -191,7 +193,7 @@ impl DeviceApc {
             live_rows: calls as u64,
         };
         self.substage(Substage::BusKernel, &apc.name, || {
-            Ok(program.launch(bus_trace, counts, &self.device_ctx)?)
+            Ok(program.launch(bus_trace, counts, &self.scratch, &self.device_ctx)?)
         })
     }
 

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     bus::{BusKernel, F},
-    gpu::{GpuSettings, PeripheryCounts},
+    gpu::{BusScratch, GpuSettings, PeripheryCounts},
     trace::{gpu::DeviceApc, substage::Substage, TraceError},
 };
 
@@ -159,6 +159,7 @@ where
         inventory: &mut GpuInventory,
     ) -> Result<(), ChipInventoryError> {
         let periphery = GpuPeripheryChips::of(inventory);
+        let scratch = Rc::<BusScratch>::default();
         for shared in extension.0.apcs() {
             inventory.next_air::<ApcAir>()?;
             inventory.add_executor_chip(ApcGpuChip {
@@ -168,6 +169,7 @@ where
                 periphery: periphery.clone(),
                 device_apc: DeviceApc::new(
                     self.settings,
+                    scratch.clone(),
                     periphery.variable_range_checker.device_ctx.clone(),
                 ),
             });
