@@ -1014,7 +1014,7 @@ fn balanced(levels: u32, next: &mut u64) -> Expression {
     }
     let left = balanced(levels - 1, next);
     let right = balanced(levels - 1, next);
-    if levels % 2 == 0 {
+    if levels.is_multiple_of(2) {
         left + right
     } else {
         left - right
@@ -1122,7 +1122,7 @@ fn malformed_interactions_are_errors() {
 #[test]
 fn a_trace_of_another_shape_is_an_error() {
     let counting = counting(&[range_check(column(0))], 2);
-    let trace = vec![field_value(1); 8];
+    let trace = [field_value(1); 8];
     let shapes = [
         (&trace[..], 2, 4, 5),
         (&trace[..], 4, 2, 2),

@@ -1,6 +1,6 @@
 //! The original AIRs: constraints and interactions extracted out of OpenVM's own chips, and the opcodes they serve.
 
-use std::collections::BTreeMap;
+use std::collections::{btree_map::Entry as MapEntry, BTreeMap};
 
 use itertools::Itertools;
 use openvm_circuit::arch::{
@@ -204,9 +204,9 @@ impl OriginalAirs {
             let Some(air) = inventory.ext_airs().get(air_index) else {
                 continue;
             };
-            if !airs.contains_key(&air_index) {
+            if let MapEntry::Vacant(entry) = airs.entry(air_index) {
                 match extract_air(air, &buses) {
-                    Ok(original) => airs.insert(air_index, original),
+                    Ok(original) => entry.insert(original),
                     Err(reason) => {
                         tracing::debug!("AIR {} cannot be part of an APC: {reason}", air.name());
                         continue;

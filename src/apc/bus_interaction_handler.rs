@@ -110,10 +110,10 @@ impl OpenVmBusInteractionHandler {
             bits(BYTE_BITS)
         };
         Some(
-            [address_space.clone(), pointer.clone()]
+            [*address_space, *pointer]
                 .into_iter()
-                .chain(data.iter().map(|_| cell.clone()))
-                .chain([timestamp.clone()])
+                .chain(data.iter().map(|_| cell))
+                .chain([*timestamp])
                 .collect(),
         )
     }
@@ -129,7 +129,7 @@ impl OpenVmBusInteractionHandler {
                 let most = tables.variable_range_checker?.range_max_bits;
                 Some(match known(max_bits) {
                     Some(max_bits_value) if max_bits_value <= u64::from(most) => {
-                        vec![bits(max_bits_value as u32), max_bits.clone()]
+                        vec![bits(max_bits_value as u32), *max_bits]
                     }
                     _ => vec![bits(most), below(most + 1)],
                 })
@@ -154,7 +154,7 @@ fn bitwise(
     let byte = || bits(BYTE_BITS);
     let value = |value: u64| RangeConstraint::from_value(Field::from(value));
     match known(selector) {
-        Some(0) => vec![byte(), byte(), value(0), selector.clone()],
+        Some(0) => vec![byte(), byte(), value(0), *selector],
         Some(1) => {
             let known_byte = |constraint| known(constraint).filter(|value| *value < 256);
             let (kx, ky, kz) = (known_byte(x), known_byte(y), known_byte(z));
@@ -172,7 +172,7 @@ fn bitwise(
                     RangeConstraint::from_mask(mask(x) | mask(y))
                 }
             };
-            vec![third(ky, kz), third(kx, kz), result, selector.clone()]
+            vec![third(ky, kz), third(kx, kz), result, *selector]
         }
         _ => vec![byte(), byte(), byte(), bits(1)],
     }

@@ -291,7 +291,8 @@ mod tests {
     #[test]
     fn an_unbound_apc_is_refused() {
         type Change = fn(&mut Autoprecompile);
-        let changes: [(Change, fn(&BindingError) -> bool); 10] = [
+        type IsExpected = fn(&BindingError) -> bool;
+        let changes: [(Change, IsExpected); 10] = [
             (
                 |apc| apc.machine.constraints.clear(),
                 |error| *error == BindingError::NotBoolean,

@@ -32,6 +32,6 @@ impl Mix {
 
     /// A number below `end`, which is not zero.
     pub fn below(&mut self, end: u32) -> u32 {
-        ((self.next() >> 32) * u64::from(end) >> 32) as u32
+        (((self.next() >> 32) * u64::from(end)) >> 32) as u32
     }
 }
