@@ -1,6 +1,7 @@
 //! The stages: profile, select APCs, set up, execute, prove, verify.
 
 use std::{
+    cell::OnceCell,
     panic::{catch_unwind, AssertUnwindSafe},
     sync::{
         atomic::{AtomicBool, Ordering},
@@ -14,7 +15,7 @@ use openvm_circuit::{
         hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe, verify_segments,
         ContinuationVmProof, ExecutionError, PreflightExecutionOutput, PreflightExecutor,
         SystemConfig, VirtualMachine, VirtualMachineError, VmBuilder, VmExecutionConfig,
-        VmExecutor, VmInstance, VmState,
+        VmExecutor, VmState,
     },
     system::{
         memory::{
@@ -25,7 +26,9 @@ use openvm_circuit::{
     },
 };
 use openvm_sdk_config::{SdkVmConfig, SdkVmCpuBuilder, TranspilerConfig};
-use openvm_stark_backend::{keygen::types::MultiStarkVerifyingKey, StarkEngine};
+use openvm_stark_backend::{
+    keygen::types::MultiStarkVerifyingKey, prover::CommittedTraceData, StarkEngine,
+};
 use openvm_stark_sdk::config::baby_bear_poseidon2::{
     BabyBearPoseidon2Config, BabyBearPoseidon2CpuEngine,
 };
@@ -365,9 +368,6 @@ impl Pipeline {
         let (vm, pk) =
             VirtualMachine::new_with_keygen(engine, builder, config.clone()).map_err(vm_error)?;
         let vk = pk.get_vk();
-        let committed = vm.commit_program_on_device(&exe.program);
-        let instance = VmInstance::new(vm, exe.clone(), committed)
-            .map_err(|error| PipelineError::Vm(error.to_string()))?;
         self.progress.finish(&format!(
             "{} AIRs in {:.1} s",
             vk.inner.per_air.len(),
@@ -377,7 +377,9 @@ impl Pipeline {
             config,
             exe,
             vk,
-            instance,
+            vm,
+            committed: OnceCell::new(),
+            commitment: OnceCell::new(),
         })
     }
 
@@ -438,7 +440,7 @@ impl Pipeline {
     {
         self.check_interrupted()?;
         self.progress.start("Executing", None);
-        let vm = &setup.instance.vm;
+        let vm = &setup.vm;
         let context = vm.build_metered_ctx(&setup.exe);
         let interpreter = vm
             .metered_interpreter(&setup.exe)
@@ -581,26 +583,31 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         self.check_interrupted()?;
-        let instance = &mut setup.instance;
-        instance.reset_state(input.to_streams());
-        let vm = &mut instance.vm;
-        let context = vm.build_metered_ctx(&setup.exe);
-        let (segments, _) = vm
+        self.progress.start("Executing", None);
+        let context = setup.vm.build_metered_ctx(&setup.exe);
+        let (segments, _) = setup
+            .vm
             .metered_interpreter(&setup.exe)
             .map_err(|error| PipelineError::Vm(error.to_string()))?
             .execute_metered(input.to_streams(), context)
             .map_err(|error| execution_error(error, input, None))?;
+        self.progress
+            .finish(&format!("{} segment(s)", segments.len()));
+        self.check_interrupted()?;
+        self.progress.start("Committing to the program", None);
+        setup.load_program();
+        self.progress.finish("done");
+        let vm = &mut setup.vm;
+        let mut interpreter = vm
+            .preflight_interpreter(&setup.exe)
+            .map_err(|error| PipelineError::Vm(error.to_string()))?;
+        let mut state = vm.create_initial_state(&setup.exe, input.to_streams());
         self.progress.start(step, Some(segments.len() as u64));
         let mut results = Vec::with_capacity(segments.len());
-        let mut state = instance
-            .state_mut()
-            .take()
-            .ok_or_else(|| PipelineError::Vm("the instance has no state".to_string()))?;
         for (segment, bounds) in segments.into_iter().enumerate() {
             self.check_interrupted()?;
             let label = segment.to_string();
             let _span = tracing::info_span!("prove_segment", segment = label).entered();
-            let vm = &mut instance.vm;
             vm.transport_init_memory_to_device(&state.memory);
             let PreflightExecutionOutput {
                 system_records,
@@ -608,7 +615,7 @@ impl Pipeline {
                 to_state,
             } = vm
                 .execute_preflight(
-                    &mut instance.interpreter,
+                    &mut interpreter,
                     state,
                     Some(bounds.num_insns),
                     &bounds.trace_heights,
@@ -632,8 +639,7 @@ impl Pipeline {
             self.progress.advance(1);
         }
         let system: &SystemConfig = setup.config.as_ref();
-        let top_tree = instance
-            .vm
+        let top_tree = vm
             .memory_top_tree()
             .ok_or_else(|| PipelineError::Vm("there is no final memory".to_string()))?;
         let user_public_values = UserPublicValuesProof::compute(
@@ -643,7 +649,6 @@ impl Pipeline {
             &state.memory.memory,
             top_tree,
         );
-        *instance.state_mut() = Some(state);
         Ok(SegmentResults {
             per_segment: results,
             user_public_values,
@@ -674,7 +679,12 @@ where
     /// The verifying key.
     pub vk: MultiStarkVerifyingKey<SC>,
     /// The VM.
-    pub instance: VmInstance<E, VB>,
+    pub vm: VirtualMachine<E, VB>,
+    /// The program, committed to on the device, until the VM takes it. It takes some seconds, and execution needs none
+    /// of it: so on first use.
+    committed: OnceCell<CommittedTraceData<E::PB>>,
+    /// The commitment to the program, once it is known.
+    commitment: OnceCell<[F; 8]>,
 }
 
 impl<E, VB> Setup<E, VB>
@@ -682,6 +692,29 @@ where
     E: StarkEngine<SC = SC>,
     VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
 {
+    fn program_commitment(&self) -> &[F; 8] {
+        self.commitment.get_or_init(|| {
+            self.committed
+                .get_or_init(|| self.vm.commit_program_on_device(&self.exe.program))
+                .commitment
+        })
+    }
+
+    /// Hands the committed program to the VM, which keeps it from then on.
+    fn load_program(&mut self) {
+        let known = self.commitment.get().is_some();
+        match self.committed.take() {
+            Some(committed) => self.vm.load_program(committed),
+            // The VM has it already.
+            None if known => {}
+            None => {
+                let committed = self.vm.commit_program_on_device(&self.exe.program);
+                self.commitment = OnceCell::from(committed.commitment);
+                self.vm.load_program(committed);
+            }
+        }
+    }
+
     /// SHA-256 of the verifying key and of the memory's dimensions, as a valid proof carries it.
     pub fn verifying_key_digest(&self) -> Result<String, PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
@@ -699,11 +732,7 @@ where
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.
     pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
-        Ok(exe_commit(
-            system,
-            &self.exe,
-            self.instance.program_commitment(),
-        ))
+        Ok(exe_commit(system, &self.exe, self.program_commitment()))
     }
 }
 
