@@ -28,7 +28,7 @@ pub use program::{rewrite_program, GuestProgram};
 pub(crate) const PC_STEP: u32 = openvm_instructions::program::DEFAULT_PC_STEP;
 
 /// What a caught panic said.
-pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+pub fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     payload
         .downcast_ref::<&str>()
         .map(|text| text.to_string())

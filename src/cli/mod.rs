@@ -10,7 +10,7 @@ use std::{path::Path, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use openvm_apc::{
-    apc::ApcSettings,
+    apc::{panic_message, ApcSettings},
     bus::{stats::StatsTable, BusKernel},
     pipeline::{
         check_writable, pause_writes, proof_file, stats, ArtifactStore, DeviceSetup,
@@ -42,14 +42,14 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
         // `… | head`: whoever read the output has gone.
-        Err(payload) if logging::panic_text(&*payload).starts_with("failed printing to") => {
+        Err(payload) if panic_message(&*payload).starts_with("failed printing to") => {
             ExitCode::FAILURE
         }
         Err(payload) => {
             eprintln!(
                 "internal error: {}\nThis is a defect: please report it with the command line \
                  (RUST_LOG=debug says more).",
-                logging::panic_text(&*payload)
+                panic_message(&*payload)
             );
             ExitCode::FAILURE
         }

@@ -12,10 +12,10 @@ use std::{
 
 use openvm_circuit::{
     arch::{
-        hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe, verify_segments,
-        ContinuationVmProof, ExecutionError, PreflightExecutionOutput, PreflightExecutor,
-        SystemConfig, VirtualMachine, VirtualMachineError, VmBuilder, VmExecutionConfig,
-        VmExecutor, VmState,
+        execution_mode::Segment, hasher::poseidon2::vm_poseidon2_hasher, instructions::exe::VmExe,
+        verify_segments, ContinuationVmProof, ExecutionError, PreflightExecutionOutput,
+        PreflightExecutor, SystemConfig, VirtualMachine, VirtualMachineError, VmBuilder,
+        VmExecutionConfig, VmExecutor, VmState,
     },
     system::{
         memory::{
@@ -441,13 +441,7 @@ impl Pipeline {
         self.check_interrupted()?;
         self.progress.start("Executing", None);
         let vm = &setup.vm;
-        let context = vm.build_metered_ctx(&setup.exe);
-        let interpreter = vm
-            .metered_interpreter(&setup.exe)
-            .map_err(|error| PipelineError::Vm(error.to_string()))?;
-        let (segments, state) = interpreter
-            .execute_metered(input.to_streams(), context)
-            .map_err(|error| execution_error(error, input, None))?;
+        let (segments, state) = setup.execute_metered(input)?;
         let widths: Vec<u64> = vm
             .pk()
             .per_air
@@ -584,13 +578,7 @@ impl Pipeline {
     {
         self.check_interrupted()?;
         self.progress.start("Executing", None);
-        let context = setup.vm.build_metered_ctx(&setup.exe);
-        let (segments, _) = setup
-            .vm
-            .metered_interpreter(&setup.exe)
-            .map_err(|error| PipelineError::Vm(error.to_string()))?
-            .execute_metered(input.to_streams(), context)
-            .map_err(|error| execution_error(error, input, None))?;
+        let (segments, _) = setup.execute_metered(input)?;
         self.progress
             .finish(&format!("{} segment(s)", segments.len()));
         self.check_interrupted()?;
@@ -692,6 +680,19 @@ where
     E: StarkEngine<SC = SC>,
     VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
 {
+    /// Metered execution: where segments end, how high their traces are, and the final state.
+    fn execute_metered(
+        &self,
+        input: &GuestInput,
+    ) -> Result<(Vec<Segment>, VmState<F>), PipelineError> {
+        let context = self.vm.build_metered_ctx(&self.exe);
+        self.vm
+            .metered_interpreter(&self.exe)
+            .map_err(|error| PipelineError::Vm(error.to_string()))?
+            .execute_metered(input.to_streams(), context)
+            .map_err(|error| execution_error(error, input, None))
+    }
+
     fn program_commitment(&self) -> &[F; 8] {
         self.commitment.get_or_init(|| {
             self.committed
