@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
-use openvm_apc::vm::mock::{check, Labels, MockError, MockReport, Unsatisfied};
+use openvm_apc::vm::{
+    digest::SegmentDigest,
+    mock::{check, Labels, MockError, MockReport, Unsatisfied},
+};
 use openvm_stark_backend::{
     interaction::{InteractionBuilder, LookupBus, PermutationCheckBus},
     p3_air::{Air, AirBuilder, AirBuilderWithPublicValues, BaseAir},
     p3_matrix::{dense::RowMajorMatrix, Matrix},
-    prover::{AirProvingContext, ProvingContext},
+    prover::{
+        AirProvingContext, DeviceDataTransporter, DeviceMultiStarkProvingKey, ProvingContext,
+    },
     AirRef, BaseAirWithPublicValues, PartitionedBaseAir, StarkEngine,
 };
 use openvm_stark_sdk::config::{
@@ -168,13 +173,20 @@ fn airs() -> Vec<AirRef<BabyBearPoseidon2Config>> {
     vec![Arc::new(Fibonacci), Arc::new(Receiver), Arc::new(Squares)]
 }
 
-fn check_contexts(
-    contexts: Vec<(usize, AirProvingContext<<Engine as StarkEngine>::PB>)>,
-) -> Result<MockReport, MockError> {
-    use openvm_stark_backend::prover::DeviceDataTransporter;
+fn proving_key() -> (
+    Engine,
+    DeviceMultiStarkProvingKey<<Engine as StarkEngine>::PB>,
+) {
     let engine = engine();
     let (pk, _) = engine.keygen(&airs());
     let pk = engine.device().transport_pk_to_device(&pk);
+    (engine, pk)
+}
+
+fn check_contexts(
+    contexts: Vec<(usize, AirProvingContext<<Engine as StarkEngine>::PB>)>,
+) -> Result<MockReport, MockError> {
+    let (engine, pk) = proving_key();
     let mut labels = Labels::default();
     labels
         .columns
@@ -354,4 +366,46 @@ fn says_which_trace_has_the_wrong_shape() {
             ..
         })
     ));
+}
+
+#[test]
+fn digests_notice_a_changed_cell_and_a_changed_public_value() {
+    let digest = |change: fn(&mut Traces)| {
+        let mut traces = Traces::right();
+        change(&mut traces);
+        let contexts = traces.context().into_iter().enumerate().collect();
+        let (engine, pk) = proving_key();
+        SegmentDigest::of(
+            &engine,
+            &pk,
+            &ProvingContext::new(contexts),
+            &Labels::default(),
+        )
+    };
+    let right = digest(|_| ());
+    assert_eq!(right, digest(|_| ()));
+    let heights: Vec<_> = right.airs.iter().map(|air| air.height).collect();
+    assert_eq!(heights, [4, 8, 16]);
+    assert_eq!(right.airs[0].public_values, [1, 2]);
+    let differing = |other: &SegmentDigest| -> Vec<usize> {
+        (0..3)
+            .filter(|&air| right.airs[air] != other.airs[air])
+            .collect()
+    };
+    assert_eq!(differing(&digest(|traces| traces.fibonacci[7] = 9)), [0]);
+    assert_eq!(
+        differing(&digest(|traces| traces.public_values[1] = 9)),
+        [0]
+    );
+    assert_eq!(
+        differing(&digest(|traces| traces.multiplicities[3] = 2)),
+        [2]
+    );
+    // The receiver's first two rows, exchanged.
+    let exchanged =
+        digest(|traces| (0..3).for_each(|column| traces.receiver.swap(column, 3 + column)));
+    assert_eq!(differing(&exchanged), [1]);
+    let [right, exchanged] = [&right, &exchanged].map(|digest| &digest.airs[1].matrices[0]);
+    assert_eq!(right.rows, exchanged.rows);
+    assert_ne!(right.values, exchanged.values);
 }

@@ -24,7 +24,7 @@ pub enum Command {
     /// Set up the VM with the APCs, and print what identifies it and the program.
     Setup(SetupArguments),
     /// Run the guest without proving: public values, segments, trace sizes.
-    Execute(SetupArguments),
+    Execute(ExecuteArguments),
     /// Prove the guest's run, verify the proof, print what it says.
     Prove(ProveArguments),
     /// Print what the bus programs of the guest's APCs cost, for every kernel and schedule.
@@ -41,6 +41,13 @@ pub enum Command {
         /// Reject the proof of any VM but this: the `verifying key` that `setup` prints.
         #[arg(long, value_name = "HEX")]
         verifying_key: Option<String>,
+    },
+    /// Compare the traces of two runs by what `--trace-digests` wrote of them; exit code 1 if they differ.
+    CompareTraces {
+        /// Digests of the traces of one run.
+        first: PathBuf,
+        /// And of another.
+        second: PathBuf,
     },
 }
 
@@ -112,6 +119,16 @@ pub struct SetupArguments {
     pub segment_memory: Option<u32>,
 }
 
+/// What execution needs.
+#[derive(Debug, Args)]
+pub struct ExecuteArguments {
+    #[command(flatten)]
+    pub setup: SetupArguments,
+    /// Generate the traces as well, and write digests of every AIR's trace in every segment there, as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub trace_digests: Option<PathBuf>,
+}
+
 /// What proving needs.
 #[derive(Debug, Args)]
 pub struct ProveArguments {
@@ -123,6 +140,9 @@ pub struct ProveArguments {
     /// Check every constraint and every bus on the full traces instead of proving.
     #[arg(long, conflicts_with = "proof")]
     pub mock: bool,
+    /// Write digests of every AIR's trace in every segment there, as JSON; they take time of the proof.
+    #[arg(long, value_name = "FILE", conflicts_with = "mock")]
+    pub trace_digests: Option<PathBuf>,
 }
 
 /// What the benchmark needs. Only a binary with CUDA can run it.
@@ -174,26 +194,29 @@ impl Arguments {
         match &self.command {
             Command::SelectApcs(common) => common.metrics.as_deref(),
             Command::Stats(arguments) => arguments.common.metrics.as_deref(),
-            Command::Setup(arguments) | Command::Execute(arguments) => {
-                arguments.common.metrics.as_deref()
-            }
+            Command::Setup(arguments) => arguments.common.metrics.as_deref(),
+            Command::Execute(arguments) => arguments.setup.common.metrics.as_deref(),
             Command::Prove(arguments) => arguments.setup.common.metrics.as_deref(),
             Command::Bench(arguments) => arguments.common.metrics.as_deref(),
-            Command::Verify { .. } => None,
+            Command::Verify { .. } | Command::CompareTraces { .. } => None,
         }
     }
 
     /// Files that a run is to write in the end, with what they are.
     pub fn outputs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
-        let result = match &self.command {
-            Command::Prove(arguments) => arguments.proof.as_deref().map(|path| ("the proof", path)),
-            Command::Bench(arguments) => arguments
-                .json
-                .as_deref()
-                .map(|path| ("the benchmark's results", path)),
-            _ => None,
+        let results: Vec<(&'static str, &Option<PathBuf>)> = match &self.command {
+            Command::Execute(arguments) => vec![("the trace digests", &arguments.trace_digests)],
+            Command::Prove(arguments) => vec![
+                ("the proof", &arguments.proof),
+                ("the trace digests", &arguments.trace_digests),
+            ],
+            Command::Bench(arguments) => vec![("the benchmark's results", &arguments.json)],
+            _ => vec![],
         };
+        let results = results
+            .into_iter()
+            .filter_map(|(what, path)| Some((what, path.as_deref()?)));
         let metrics = self.metrics().map(|path| ("the metrics", path));
-        metrics.into_iter().chain(result)
+        metrics.into_iter().chain(results)
     }
 }

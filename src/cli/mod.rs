@@ -15,10 +15,13 @@ use openvm_apc::{
     pipeline::{
         check_writable, pause_writes, proof_file, stats, ArtifactStore, DeviceSetup,
         ExecutionReport, Guest, GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs,
+        TraceDigests,
     },
 };
 
-use arguments::{Arguments, Command, Common, ProveArguments, SetupArguments, StatsArguments};
+use arguments::{
+    Arguments, Command, Common, ExecuteArguments, ProveArguments, SetupArguments, StatsArguments,
+};
 
 /// What a shell reports for a process that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -95,18 +98,7 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
             report::setup(&identity);
             Ok(())
         }
-        Command::Execute(arguments) => {
-            let pipeline = pipeline(&arguments.common)?;
-            let settings = prove_settings(arguments)?;
-            let selected = select_apcs(&pipeline, &arguments.common)?;
-            let input = input(&arguments.common);
-            let with = pipeline.execution(&selected, &settings, &input, || {
-                DeviceSetup::new(&pipeline, &selected, &settings)?.execute(&pipeline, &input)
-            })?;
-            let without = without_apcs(&pipeline, &selected, arguments)?;
-            report::execution(&with, without.as_ref());
-            Ok(())
-        }
+        Command::Execute(arguments) => run_guest(arguments),
         Command::Prove(arguments) => prove(arguments),
         Command::Stats(arguments) => stats(arguments),
         Command::Bench(arguments) => bench::run(arguments),
@@ -121,7 +113,37 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
             println!("the proof is valid");
             Ok(())
         }
+        Command::CompareTraces { first, second } => {
+            let compared = TraceDigests::read(first)?.compare(&TraceDigests::read(second)?)?;
+            println!("{compared}");
+            Ok(())
+        }
     }
+}
+
+fn run_guest(arguments: &ExecuteArguments) -> Result<(), PipelineError> {
+    let ExecuteArguments {
+        setup: setup_arguments,
+        trace_digests,
+    } = arguments;
+    let pipeline = pipeline(&setup_arguments.common)?;
+    let settings = prove_settings(setup_arguments)?;
+    let selected = select_apcs(&pipeline, &setup_arguments.common)?;
+    let input = input(&setup_arguments.common);
+    let set_up = || DeviceSetup::new(&pipeline, &selected, &settings);
+    let mut setup = None;
+    let with = pipeline.execution(&selected, &settings, &input, || {
+        setup.insert(set_up()?).execute(&pipeline, &input)
+    })?;
+    let without = without_apcs(&pipeline, &selected, setup_arguments)?;
+    report::execution(&with, without.as_ref());
+    if let Some(path) = trace_digests {
+        setup
+            .map_or_else(set_up, Ok)?
+            .trace_digests(&pipeline, &input)?
+            .write(path)?;
+    }
+    Ok(())
 }
 
 fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
@@ -129,6 +151,7 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
         setup: setup_arguments,
         proof,
         mock,
+        trace_digests,
     } = arguments;
     let pipeline = pipeline(&setup_arguments.common)?;
     let (selected, mut setup) = set_up(&pipeline, setup_arguments)?;
@@ -146,7 +169,14 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
         report::mock(&setup.mock(&pipeline, &input)?);
         return Ok(());
     }
-    let (proven, elapsed) = setup.prove(&pipeline, &input)?;
+    let (proven, elapsed) = match trace_digests {
+        None => setup.prove(&pipeline, &input)?,
+        Some(path) => {
+            let (proven, elapsed, digests) = setup.prove_with_digests(&pipeline, &input)?;
+            digests.write(path)?;
+            (proven, elapsed)
+        }
+    };
     let verified = proven.verify()?;
     report::proven(&verified, elapsed);
     if let Some(path) = proof {

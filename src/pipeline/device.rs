@@ -10,8 +10,9 @@ use super::{
     stages::{
         ExecutionReport, Identity, Pipeline, ProveSettings, ProvenGuest, SelectedApcs, Setup,
     },
+    trace_digests::TraceDigests,
 };
-use crate::vm::mock::MockReport;
+use crate::vm::{digest::SegmentDigest, mock::MockReport};
 
 /// Where the prover runs.
 #[derive(
@@ -91,6 +92,39 @@ impl DeviceSetup {
         input: &GuestInput,
     ) -> Result<(ProvenGuest, Duration), PipelineError> {
         on_either!(self, setup => pipeline.prove(setup, input))
+    }
+
+    /// As [`DeviceSetup::prove`], with digests of the very traces that are proven. The time includes the digests'.
+    pub fn prove_with_digests(
+        &mut self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+    ) -> Result<(ProvenGuest, Duration, TraceDigests), PipelineError> {
+        let (proven, elapsed, segments) =
+            on_either!(self, setup => pipeline.prove_with_digests(setup, input))?;
+        Ok((proven, elapsed, self.digests(segments)))
+    }
+
+    /// See [`Pipeline::trace_digests`].
+    pub fn trace_digests(
+        &mut self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+    ) -> Result<TraceDigests, PipelineError> {
+        let segments = on_either!(self, setup => pipeline.trace_digests(setup, input))?;
+        Ok(self.digests(segments))
+    }
+
+    fn digests(&self, segments: Vec<SegmentDigest>) -> TraceDigests {
+        TraceDigests {
+            device: match self {
+                Self::Cpu(_) => Device::Cpu,
+                #[cfg(feature = "cuda")]
+                Self::Cuda(_) => Device::Cuda,
+            },
+            bus_kernel: on_either!(self, setup => setup.config.bus_kernel()),
+            segments,
+        }
     }
 
     /// See [`Pipeline::mock`].

@@ -149,6 +149,17 @@ pub enum PipelineError {
         /// What is wrong.
         message: String,
     },
+    /// The file holds no trace digests.
+    #[error("{path} is no file of `--trace-digests`: {message}")]
+    TraceDigests {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// Two runs did not make the same traces.
+    #[error(transparent)]
+    TracesDiffer(#[from] super::trace_digests::TracesDiffer),
     /// The GPU is not there, or cannot be used.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -11,6 +11,7 @@ pub mod proof_file;
 pub mod security;
 pub mod stages;
 pub mod stats;
+pub mod trace_digests;
 
 pub use artifacts::{check_writable, pause_writes, write_atomically, ArtifactStore};
 pub use device::{Device, DeviceSetup};
@@ -22,3 +23,4 @@ pub use stages::{
     execute_plain, ExecutionReport, Identity, Pipeline, ProveSettings, ProvenGuest, SelectedApcs,
     Setup, Verified,
 };
+pub use trace_digests::{TraceComparison, TraceDigests, TracesDiffer};

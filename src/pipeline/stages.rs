@@ -27,7 +27,9 @@ use openvm_circuit::{
 };
 use openvm_sdk_config::{SdkVmConfig, SdkVmCpuBuilder, TranspilerConfig};
 use openvm_stark_backend::{
-    keygen::types::MultiStarkVerifyingKey, prover::CommittedTraceData, StarkEngine,
+    keygen::types::MultiStarkVerifyingKey,
+    prover::{CommittedTraceData, ProvingContext},
+    StarkEngine,
 };
 use openvm_stark_sdk::config::baby_bear_poseidon2::{
     BabyBearPoseidon2Config, BabyBearPoseidon2CpuEngine,
@@ -50,6 +52,7 @@ use crate::{
     bus::{BusKernel, F},
     trace::TraceError,
     vm::{
+        digest::SegmentDigest,
         mock::{self, Labels, MockError, MockReport},
         ApcVmBuilder, ApcVmConfig,
     },
@@ -507,8 +510,69 @@ impl Pipeline {
         VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
+        self.prove_observed(setup, input, |_, _| Ok(()))
+    }
+
+    /// As [`Pipeline::prove`], with digests of the very traces that are proven, segment by segment. The time includes
+    /// the digests'.
+    pub fn prove_with_digests<E, VB>(
+        &self,
+        setup: &mut Setup<E, VB>,
+        input: &GuestInput,
+    ) -> Result<(ProvenGuest, Duration, Vec<SegmentDigest>), PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
+        let labels = setup.labels()?;
+        let mut digests = vec![];
+        let (proven, elapsed) = self.prove_observed(setup, input, |vm, context| {
+            digests.push(digest_segment(vm, context, &labels)?);
+            Ok(())
+        })?;
+        Ok((proven, elapsed, digests))
+    }
+
+    /// Generates the traces of the guest's run on `input` without proving: their digests, segment by segment.
+    pub fn trace_digests<E, VB>(
+        &self,
+        setup: &mut Setup<E, VB>,
+        input: &GuestInput,
+    ) -> Result<Vec<SegmentDigest>, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
+        let start = Instant::now();
+        let labels = setup.labels()?;
+        let digests = self.run_segments("Generating traces", setup, input, |vm, context| {
+            digest_segment(vm, &context, &labels)
+        })?;
+        self.progress
+            .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
+        Ok(digests.per_segment)
+    }
+
+    /// Proves every segment, and shows each segment's traces to `observe` before they are proven.
+    fn prove_observed<E, VB>(
+        &self,
+        setup: &mut Setup<E, VB>,
+        input: &GuestInput,
+        mut observe: impl FnMut(
+            &VirtualMachine<E, VB>,
+            &ProvingContext<E::PB>,
+        ) -> Result<(), SegmentFailure>,
+    ) -> Result<(ProvenGuest, Duration), PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         let start = Instant::now();
         let proof = self.run_segments("Proving segments", setup, input, |vm, context| {
+            observe(vm, &context)?;
             // OpenVM's GPU prover panics where the device fails.
             catch_unwind(AssertUnwindSafe(|| vm.engine.prove(vm.pk(), context)))
                 .map_err(|payload| SegmentFailure::Prove(crate::apc::panic_message(&*payload)))?
@@ -545,9 +609,7 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         let start = Instant::now();
-        let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&setup.config)
-            .map_err(crate::apc::ApcError::from)?;
-        let labels = Labels::from_airs(airs.into_airs()).with_buses(setup.config.buses());
+        let labels = setup.labels()?;
         let reports = self.run_segments("Checking segments", setup, input, |vm, context| {
             mock::check(&vm.engine, vm.pk(), &context, &labels).map_err(SegmentFailure::Mock)
         })?;
@@ -568,7 +630,7 @@ impl Pipeline {
         input: &GuestInput,
         mut consume: impl FnMut(
             &VirtualMachine<E, VB>,
-            openvm_stark_backend::prover::ProvingContext<E::PB>,
+            ProvingContext<E::PB>,
         ) -> Result<R, SegmentFailure>,
     ) -> Result<SegmentResults<R>, PipelineError>
     where
@@ -623,6 +685,9 @@ impl Pipeline {
             results.push(consume(vm, context).map_err(|failure| match failure {
                 SegmentFailure::Prove(message) => PipelineError::Prove { segment, message },
                 SegmentFailure::Mock(source) => PipelineError::Mock { segment, source },
+                SegmentFailure::Digest(message) => {
+                    PipelineError::Vm(format!("the traces of segment {segment}: {message}"))
+                }
             })?);
             self.progress.advance(1);
         }
@@ -647,6 +712,24 @@ impl Pipeline {
 enum SegmentFailure {
     Prove(String),
     Mock(MockError),
+    Digest(String),
+}
+
+/// Digests a segment's traces.
+fn digest_segment<E, VB>(
+    vm: &VirtualMachine<E, VB>,
+    context: &ProvingContext<E::PB>,
+    labels: &Labels,
+) -> Result<SegmentDigest, SegmentFailure>
+where
+    E: StarkEngine<SC = SC>,
+    VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+{
+    // stark-backend's transporters panic where the device fails.
+    catch_unwind(AssertUnwindSafe(|| {
+        SegmentDigest::of(&vm.engine, vm.pk(), context, labels)
+    }))
+    .map_err(|payload| SegmentFailure::Digest(crate::apc::panic_message(&*payload)))
 }
 
 struct SegmentResults<R> {
@@ -680,6 +763,13 @@ where
     E: StarkEngine<SC = SC>,
     VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
 {
+    /// Names for people.
+    fn labels(&self) -> Result<Labels, PipelineError> {
+        let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&self.config)
+            .map_err(crate::apc::ApcError::from)?;
+        Ok(Labels::from_airs(airs.into_airs()).with_buses(self.config.buses()))
+    }
+
     /// Metered execution: where segments end, how high their traces are, and the final state.
     fn execute_metered(
         &self,

@@ -111,7 +111,7 @@ impl Labels {
         self
     }
 
-    fn air<'a>(&'a self, air_id: usize, type_name: &'a str) -> &'a str {
+    pub(super) fn air<'a>(&'a self, air_id: usize, type_name: &'a str) -> &'a str {
         self.airs.get(&air_id).map_or(type_name, String::as_str)
     }
 

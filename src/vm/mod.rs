@@ -5,6 +5,7 @@ pub mod arena;
 pub mod binding;
 pub mod chip;
 pub mod config;
+pub mod digest;
 pub mod error;
 pub mod executor;
 pub mod extension;
