@@ -35,7 +35,8 @@ use openvm_apc::{
         self,
         memory::{allocate, upload},
         program::column_read_floor,
-        BusScratch, BusTrace, DeviceBusProgram, GpuInfo, GpuSettings, PeripheryCounts, Stopwatch,
+        BusScratch, BusTrace, DeviceBusProgram, GpuSettings, PeripheryCounts, Provenance,
+        Stopwatch,
     },
 };
 use openvm_cuda_common::{copy::MemCopyD2H, d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
@@ -120,13 +121,8 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<()> {
     let info = gpu::open_device()?;
-    println!(
-        "{} (sm_{}, {} GiB, driver CUDA {})",
-        info.name,
-        info.capability,
-        info.memory >> 30,
-        info.driver_version
-    );
+    let provenance = Provenance::new(&info, openvm_apc::commit!());
+    println!("{provenance}; {} GiB", info.memory >> 30);
     let device_ctx = GpuDeviceCtx::for_current_device()?;
     let device = Device {
         tables: tables(),
@@ -157,7 +153,7 @@ fn run(command: Command) -> Result<()> {
             let apc = ApcFile::read(&apc)?;
             let trace = HostTrace::read(&trace, apc.columns.len(), live_rows)?;
             let report = bench(
-                &device, &info, &apc, &trace, &rows, &kernels, runs, &settings,
+                &device, provenance, &apc, &trace, &rows, &kernels, runs, &settings,
             )?;
             report.print();
             if let Some(path) = json {
@@ -261,7 +257,7 @@ impl HostTrace {
             .map(|word| F::from_u32(u32::from_le_bytes([word[0], word[1], word[2], word[3]])))
             .collect();
         ensure!(
-            width > 0 && values.len() % width == 0 && bytes.len() % 4 == 0,
+            width > 0 && values.len().is_multiple_of(width) && bytes.len().is_multiple_of(4),
             "{} does not hold {width} columns",
             path.display()
         );
@@ -900,10 +896,8 @@ fn evaluate(expression: &AlgebraicExpression<BabyBearField>, columns: &[Vec<F>],
 
 #[derive(Serialize)]
 struct Report {
-    device: String,
-    capability: u32,
-    driver_version: u32,
-    commit: String,
+    #[serde(flatten)]
+    provenance: Provenance,
     apc: String,
     columns: usize,
     used_columns: usize,
@@ -960,7 +954,7 @@ impl Report {
 #[allow(clippy::too_many_arguments)]
 fn bench(
     device: &Device,
-    info: &GpuInfo,
+    provenance: Provenance,
     apc: &ApcFile,
     trace: &HostTrace,
     rows: &[usize],
@@ -1036,12 +1030,7 @@ fn bench(
         });
     }
     Ok(Report {
-        device: info.name.clone(),
-        capability: info.capability,
-        driver_version: info.driver_version,
-        commit: option_env!("OPENVM_APC_COMMIT")
-            .unwrap_or("unknown")
-            .to_string(),
+        provenance,
         apc: apc.name.clone(),
         columns: apc.columns.len(),
         used_columns: used_columns.len(),

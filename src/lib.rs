@@ -3,6 +3,18 @@
 //! The floors, top to bottom; each may use only what lies below it:
 //! `pipeline` → `vm` → `trace` → `apc` → `gpu` (feature `cuda`) → `bus`.
 
+/// The commit that the target which uses this is built from, as `scripts/cuda-cargo` tells it in `OPENVM_APC_COMMIT`, or
+/// `unknown`. A macro, so that only the targets that name their commit are rebuilt with a new one, not the library.
+#[macro_export]
+macro_rules! commit {
+    () => {
+        match option_env!("OPENVM_APC_COMMIT") {
+            Some(commit) => commit,
+            None => "unknown",
+        }
+    };
+}
+
 pub mod apc;
 pub mod bus;
 #[cfg(feature = "cuda")]

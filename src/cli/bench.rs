@@ -37,6 +37,7 @@ pub fn run(arguments: &BenchArguments) -> Result<(), PipelineError> {
     };
     settings.gpu.bus_scratch = arguments.bus_scratch as usize * super::BYTES_PER_MEBIBYTE;
     let report = bench(
+        openvm_apc::commit!(),
         &pipeline,
         &selected,
         &settings,
@@ -58,8 +59,8 @@ fn print(report: &openvm_apc::pipeline::bench::BenchReport) {
     use openvm_apc::trace::substage::Substage;
 
     println!(
-        "{} (sm_{}), {} APCs, {} segment(s); GPU ms by CUDA events, the run with the median bus_kernel sum",
-        report.device, report.capability, report.apcs, report.segments
+        "{}\n{} APCs, {} segment(s); GPU ms by CUDA events, the run with the median bus_kernel sum",
+        report.provenance, report.apcs, report.segments
     );
     let first = report.kernels.first().and_then(|kernel| kernel.median());
     for kernel in &report.kernels {
@@ -123,11 +124,11 @@ fn print(report: &openvm_apc::pipeline::bench::BenchReport) {
         }
         let bus = median.sum(Substage::BusKernel) + median.sum(Substage::BusCompileH2d);
         println!(
-            "  bus_compile_h2d + bus_kernel: {bus:.3} ms; programs uploaded per run: {}",
+            "  bus_compile_h2d + bus_kernel: {bus:.3} ms; uploaded per run (bus programs + plans): {}",
             kernel
                 .proofs
                 .iter()
-                .map(|proof| proof.program_uploads.to_string())
+                .map(|proof| format!("{} + {}", proof.program_uploads, proof.plan_uploads))
                 .collect::<Vec<_>>()
                 .join(", ")
         );

@@ -14,6 +14,7 @@ pub mod launch;
 pub mod memory;
 pub mod profiler;
 pub mod program;
+pub mod provenance;
 pub mod structs;
 
 pub use derived::DeviceDerivedColumns;
@@ -21,4 +22,5 @@ pub use device::{open_device, GpuInfo};
 pub use error::GpuError;
 pub use event::{LaunchTiming, Stopwatch};
 pub use program::{program_uploads, BusScratch, DeviceBusProgram, GpuSettings};
+pub use provenance::Provenance;
 pub use structs::{BusTrace, OriginalCell, OriginalTrace, PeripheryCounts, Substitution};

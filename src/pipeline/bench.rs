@@ -12,9 +12,9 @@ use crate::{
     bus::BusKernel,
     gpu::{
         event::{record_launches, LaunchTiming},
-        open_device, program_uploads,
+        open_device, program_uploads, Provenance,
     },
-    trace::substage::Substage,
+    trace::{gpu::plan_uploads, substage::Substage},
 };
 
 /// GPU milliseconds of one substage over the launches of one proof, by CUDA events.
@@ -41,8 +41,10 @@ pub struct ProofTimes {
     pub proof: f64,
     /// The substages that ran, in their order.
     pub substages: Vec<SubstageTimes>,
-    /// Bus programs uploaded by this proof.
+    /// Bus programs uploaded by this proof: one per APC in the first, none later.
     pub program_uploads: u64,
+    /// Plans (substitutions and derived columns) uploaded by this proof: one per APC in the first, none later.
+    pub plan_uploads: u64,
 }
 
 impl ProofTimes {
@@ -83,14 +85,9 @@ impl KernelTimes {
 /// The result of a benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchReport {
-    /// Name of the GPU.
-    pub device: String,
-    /// Its compute capability.
-    pub capability: u32,
-    /// Version of the driver's CUDA.
-    pub driver_version: u32,
-    /// Version of this package.
-    pub version: &'static str,
+    /// Device, driver and commit.
+    #[serde(flatten)]
+    pub provenance: Provenance,
     /// Number of APCs.
     pub apcs: usize,
     /// Segments of the run.
@@ -101,11 +98,14 @@ pub struct BenchReport {
     pub kernels: Vec<KernelTimes>,
 }
 
-/// Proves `input` `runs` times with each kernel, verifies each proof, and checks that all agree on the traces.
+/// Proves `input` `runs` times with each kernel, verifies each proof, and checks that all agree on the traces and that
+/// nothing is uploaded again that does not depend on the segment. `commit` is [`commit!`](crate::commit) of the binary.
 ///
 /// # Errors
-/// Those of proving, and [`PipelineError::Verify`] if two kernels make different traces.
+/// Those of proving, [`PipelineError::Verify`] if two kernels make different traces, and
+/// [`PipelineError::UploadedAgain`].
 pub fn bench(
+    commit: &'static str,
     pipeline: &Pipeline,
     selected: &SelectedApcs,
     settings: &ProveSettings,
@@ -113,12 +113,8 @@ pub fn bench(
     runs: usize,
     input: &GuestInput,
 ) -> Result<BenchReport, PipelineError> {
-    let info = open_device()?;
     let mut report = BenchReport {
-        device: info.name,
-        capability: info.capability,
-        driver_version: info.driver_version,
-        version: env!("CARGO_PKG_VERSION"),
+        provenance: Provenance::new(&open_device()?, commit),
         apcs: selected.apcs.len(),
         segments: 0,
         trace_commits: vec![],
@@ -132,7 +128,7 @@ pub fn bench(
         let mut setup = gpu_setup(pipeline, selected, &settings)?;
         let mut proofs = Vec::with_capacity(runs);
         for _ in 0..runs {
-            let uploads = program_uploads();
+            let uploads_before = [program_uploads(), plan_uploads()];
             let (proven, timings) = record_launches(|| pipeline.prove(&mut setup, input))?;
             let (proven, elapsed) = proven?;
             let verified = proven.verify()?;
@@ -144,15 +140,49 @@ pub fn bench(
                     "the traces with kernel {kernel} differ from those before it"
                 )));
             }
+            let uploads = [program_uploads(), plan_uploads()];
+            let [program_uploads, plan_uploads] = [0, 1].map(|of| uploads[of] - uploads_before[of]);
             proofs.push(ProofTimes {
                 proof: elapsed.as_secs_f64() * 1e3,
                 substages: summarize(&timings),
-                program_uploads: program_uploads() - uploads,
+                program_uploads,
+                plan_uploads,
             });
         }
+        check_uploads(kernel, &proofs, selected.apcs.len())?;
         report.kernels.push(KernelTimes { kernel, proofs });
     }
     Ok(report)
+}
+
+/// Checks that the first proof uploaded at most one bus program and one plan per APC, whatever its segments, and that the
+/// later ones uploaded none.
+fn check_uploads(
+    kernel: BusKernel,
+    proofs: &[ProofTimes],
+    apcs: usize,
+) -> Result<(), PipelineError> {
+    for (index, proof) in proofs.iter().enumerate() {
+        let expected = if index == 0 { apcs as u64 } else { 0 };
+        for (what, uploads) in [
+            ("bus programs", proof.program_uploads),
+            (
+                "plans (substitutions and derived columns)",
+                proof.plan_uploads,
+            ),
+        ] {
+            if uploads > expected {
+                return Err(PipelineError::UploadedAgain {
+                    kernel,
+                    proof: index + 1,
+                    what,
+                    uploads,
+                    expected,
+                });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn summarize(timings: &[LaunchTiming]) -> Vec<SubstageTimes> {
@@ -182,6 +212,34 @@ fn summarize(timings: &[LaunchTiming]) -> Vec<SubstageTimes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn uploads_beyond_one_per_apc_are_an_error() {
+        let proofs = |uploads: &[(u64, u64)]| -> Vec<ProofTimes> {
+            let proofs = uploads.iter();
+            proofs
+                .map(|&(program_uploads, plan_uploads)| ProofTimes {
+                    proof: 1.0,
+                    substages: vec![],
+                    program_uploads,
+                    plan_uploads,
+                })
+                .collect()
+        };
+        let check = |uploads: &[(u64, u64)]| check_uploads(BusKernel::Dag, &proofs(uploads), 10);
+        assert!(check(&[(10, 10), (0, 0), (0, 0)]).is_ok());
+        // An APC that is not called is not uploaded.
+        assert!(check(&[(9, 9), (0, 0)]).is_ok());
+        for (wrong, said) in [
+            (&[(20, 10), (0, 0)][..], "proof 1"),
+            (&[(10, 11), (0, 0)], "plans"),
+            (&[(10, 10), (1, 0)], "bus programs"),
+            (&[(10, 10), (0, 0), (0, 1)], "proof 3"),
+        ] {
+            let error = check(wrong).expect_err("too many uploads").to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
 
     #[test]
     fn launches_are_summed_by_substage() {

@@ -164,6 +164,24 @@ pub enum PipelineError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
+    /// What does not depend on the segment was uploaded more than once per APC.
+    #[cfg(feature = "cuda")]
+    #[error(
+        "proof {proof} with kernel {kernel} uploaded {uploads} {what}, at most {expected} were expected: what does not \
+         depend on the segment has to be uploaded once per APC and VM. This is a defect: please report it"
+    )]
+    UploadedAgain {
+        /// The kernel.
+        kernel: crate::bus::BusKernel,
+        /// Which proof with it, from 1.
+        proof: usize,
+        /// What was uploaded.
+        what: &'static str,
+        /// How often.
+        uploads: u64,
+        /// How often it may be.
+        expected: u64,
+    },
     /// A GPU was asked of a binary that cannot use one.
     #[error(
         "this binary was built without CUDA: build with scripts/cuda-cargo build --release --features cuda, or use \

@@ -3,7 +3,13 @@
 //! What does not depend on the segment (substitutions, derived columns, the bus program) is uploaded once per APC and
 //! VM, and used by every segment and proof: [`DeviceApc`]. Everything else is enqueued on the prover's stream.
 
-use std::{rc::Rc, sync::OnceLock};
+use std::{
+    rc::Rc,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        OnceLock,
+    },
+};
 
 use openvm_cuda_backend::base::DeviceMatrix;
 use openvm_cuda_common::{d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
@@ -29,6 +35,14 @@ use crate::{
         OriginalCell, OriginalTrace, PeripheryCounts, Substitution,
     },
 };
+
+static PLAN_UPLOADS: AtomicU64 = AtomicU64::new(0);
+
+/// How many APCs' plans (substitutions and derived columns) this process has uploaded: one per APC and VM, however many
+/// segments and proofs it serves.
+pub fn plan_uploads() -> u64 {
+    PLAN_UPLOADS.load(Ordering::Relaxed)
+}
 
 /// An APC's plan in device memory.
 struct DevicePlan {
@@ -218,6 +232,7 @@ impl DeviceApc {
             .map(|derived| (derived.apc_column as u32, over_cells(&derived.method, plan)))
             .collect::<Vec<_>>();
         let code = DerivedCode::compile(&apc.name, &columns)?;
+        PLAN_UPLOADS.fetch_add(1, Ordering::Relaxed);
         Ok(DevicePlan {
             substitutions: upload(
                 &substitutions,
