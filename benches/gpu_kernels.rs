@@ -25,10 +25,7 @@ use openvm_apc::{
         dag,
         interaction::{ColumnOrder, CountingInteractions, Multiplicity},
         kernel::{BusKernel, BusProgram},
-        table::{
-            BitwiseLookupTable, Histograms, PeripheryTables, RangeTupleCheckerTable, TableKind,
-            VariableRangeCheckerTable,
-        },
+        table::{Histograms, PeripheryTables, TableKind},
         F,
     },
     gpu::{
@@ -167,17 +164,7 @@ fn run(command: Command) -> Result<()> {
 
 /// The tables of OpenVM's default configuration.
 fn tables() -> PeripheryTables {
-    PeripheryTables {
-        variable_range_checker: Some(VariableRangeCheckerTable {
-            bus_id: 3,
-            range_max_bits: 17,
-        }),
-        range_tuple_checker: Some(RangeTupleCheckerTable {
-            bus_id: 7,
-            sizes: [256, 2048],
-        }),
-        bitwise_lookup: Some(BitwiseLookupTable { bus_id: 6 }),
-    }
+    PeripheryTables::OPENVM_DEFAULT
 }
 
 /// An APC as far as bus kernels are concerned.

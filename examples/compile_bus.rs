@@ -5,7 +5,6 @@
 
 use openvm_apc::bus::{
     stats::{BusStats, StatsTable},
-    table::{BitwiseLookupTable, RangeTupleCheckerTable, VariableRangeCheckerTable},
     BusKernel, ColumnOrder, CountingInteractions, PeripheryTables,
 };
 use powdr_autoprecompiles::symbolic_machine::SymbolicMachine;
@@ -21,17 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => TWO_LOOKUPS.to_string(),
     };
     let machine: SymbolicMachine<BabyBearField> = serde_json::from_str(&json)?;
-    let tables = PeripheryTables {
-        variable_range_checker: Some(VariableRangeCheckerTable {
-            bus_id: 3,
-            range_max_bits: 17,
-        }),
-        range_tuple_checker: Some(RangeTupleCheckerTable {
-            bus_id: 7,
-            sizes: [256, 2048],
-        }),
-        bitwise_lookup: Some(BitwiseLookupTable { bus_id: 6 }),
-    };
+    let tables = PeripheryTables::OPENVM_DEFAULT;
     let columns = ColumnOrder::new(machine.main_columns().map(|column| column.id));
     let is_valid = machine
         .main_columns()

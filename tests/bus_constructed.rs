@@ -917,12 +917,8 @@ proptest! {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const TABLES: PeripheryTables = PeripheryTables {
-    variable_range_checker: Some(VariableRangeCheckerTable {
-        bus_id: 3,
-        range_max_bits: 17,
-    }),
     range_tuple_checker: None,
-    bitwise_lookup: Some(BitwiseLookupTable { bus_id: 6 }),
+    ..PeripheryTables::OPENVM_DEFAULT
 };
 
 fn range_check(value: Expression) -> Interaction {

@@ -8,7 +8,6 @@ use std::{
 use openvm_apc::bus::{
     dag, reference,
     stats::{BusStats, StatsTable},
-    table::{BitwiseLookupTable, RangeTupleCheckerTable, VariableRangeCheckerTable},
     BusKernel, ColumnOrder, CountingInteractions, Histograms, OutOfTable, PeripheryTables,
     TraceView, F,
 };
@@ -17,17 +16,7 @@ use powdr_autoprecompiles::symbolic_machine::{SymbolicBusInteraction, SymbolicMa
 use powdr_number::BabyBearField;
 
 fn tables() -> PeripheryTables {
-    PeripheryTables {
-        variable_range_checker: Some(VariableRangeCheckerTable {
-            bus_id: 3,
-            range_max_bits: 17,
-        }),
-        range_tuple_checker: Some(RangeTupleCheckerTable {
-            bus_id: 7,
-            sizes: [256, 2048],
-        }),
-        bitwise_lookup: Some(BitwiseLookupTable { bus_id: 6 }),
-    }
+    PeripheryTables::OPENVM_DEFAULT
 }
 
 fn test_data() -> PathBuf {

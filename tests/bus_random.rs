@@ -3,10 +3,8 @@
 //! A nightly-sized run: `PROPTEST_CASES=1000000 cargo test --release --test bus_random`.
 
 use openvm_apc::bus::{
-    dag, reference,
-    table::{BitwiseLookupTable, RangeTupleCheckerTable, VariableRangeCheckerTable},
-    BusError, BusKernel, BusProgram, ColumnOrder, CountingInteractions, Histograms, OutOfTable,
-    PeripheryTables, TraceView, F,
+    dag, reference, BusError, BusKernel, BusProgram, ColumnOrder, CountingInteractions, Histograms,
+    OutOfTable, PeripheryTables, TraceView, F,
 };
 use p3_field::PrimeCharacteristicRing;
 use powdr_autoprecompiles::{
@@ -23,17 +21,7 @@ const COLUMNS: u64 = 6;
 const OTHER_BUSES: [u64; 4] = [0, 1, 2, 99];
 
 fn tables() -> PeripheryTables {
-    PeripheryTables {
-        variable_range_checker: Some(VariableRangeCheckerTable {
-            bus_id: 3,
-            range_max_bits: 17,
-        }),
-        range_tuple_checker: Some(RangeTupleCheckerTable {
-            bus_id: 7,
-            sizes: [256, 2048],
-        }),
-        bitwise_lookup: Some(BitwiseLookupTable { bus_id: 6 }),
-    }
+    PeripheryTables::OPENVM_DEFAULT
 }
 
 fn column(id: u64) -> Expression {

@@ -82,6 +82,21 @@ pub struct PeripheryTables {
     pub bitwise_lookup: Option<BitwiseLookupTable>,
 }
 
+impl PeripheryTables {
+    /// Those of OpenVM's default configuration, with the buses that it gives them.
+    pub const OPENVM_DEFAULT: Self = Self {
+        variable_range_checker: Some(VariableRangeCheckerTable {
+            bus_id: 3,
+            range_max_bits: 17,
+        }),
+        range_tuple_checker: Some(RangeTupleCheckerTable {
+            bus_id: 7,
+            sizes: [256, 2048],
+        }),
+        bitwise_lookup: Some(BitwiseLookupTable { bus_id: 6 }),
+    };
+}
+
 /// One of the three tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u32)]

@@ -1,7 +1,7 @@
 //! The stages: profile, select APCs, set up, execute, prove, verify.
 
 use std::{
-    cell::OnceCell,
+    cell::{OnceCell, RefCell},
     panic::{catch_unwind, AssertUnwindSafe},
     sync::{
         atomic::{AtomicBool, Ordering},
@@ -39,6 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     artifacts::{ArtifactKey, ArtifactStore},
+    device::Device,
     error::PipelineError,
     guest::{Guest, GuestInput},
     progress::Progress,
@@ -85,7 +86,7 @@ pub struct ProveSettings {
     /// The kernel for the APCs' bus interactions.
     pub bus_kernel: BusKernel,
     /// Where the prover runs.
-    pub device: super::device::Device,
+    pub device: Device,
     /// What may be set about the GPU.
     #[cfg(feature = "cuda")]
     pub gpu: crate::gpu::GpuSettings,
@@ -383,16 +384,18 @@ impl Pipeline {
             vm,
             committed: OnceCell::new(),
             commitment: OnceCell::new(),
+            executed: RefCell::default(),
         })
     }
 
-    /// The key of what depends on the program with its APCs and on the VM, but on nothing of how it is proven.
+    /// The key of what depends on the program with its APCs and on the VM, but on nothing of how it is proven; `run` is
+    /// the input and the device of an execution.
     fn setup_key(
         &self,
         stage: &'static str,
         apcs: &[Autoprecompile],
         settings: &ProveSettings,
-        input: Option<&GuestInput>,
+        run: Option<(&GuestInput, Device)>,
     ) -> Result<ArtifactKey, PipelineError> {
         ArtifactKey::new(
             stage,
@@ -402,7 +405,7 @@ impl Pipeline {
                 apcs,
                 settings.security,
                 settings.segment_memory,
-                input,
+                run,
             ),
         )
     }
@@ -426,7 +429,9 @@ impl Pipeline {
         input: &GuestInput,
         execute: impl FnOnce() -> Result<ExecutionReport, PipelineError>,
     ) -> Result<ExecutionReport, PipelineError> {
-        let key = self.setup_key("execution", &selected.apcs, settings, Some(input))?;
+        // Where segments end depends on the device: OpenVM estimates the memory of the backend that proves them.
+        let run = (input, settings.device);
+        let key = self.setup_key("execution", &selected.apcs, settings, Some(run))?;
         Ok(self.store.load_or_build(&key, execute)?.0)
     }
 
@@ -444,14 +449,14 @@ impl Pipeline {
         self.check_interrupted()?;
         self.progress.start("Executing", None);
         let vm = &setup.vm;
-        let (segments, state) = setup.execute_metered(input)?;
+        let (bounds, state) = setup.execute_metered(input)?;
         let widths: Vec<u64> = vm
             .pk()
             .per_air
             .iter()
             .map(|pk| pk.vk.params.width.main_width() as u64)
             .collect();
-        let segments: Vec<SegmentReport> = segments
+        let segments: Vec<SegmentReport> = bounds
             .iter()
             .map(|segment| {
                 let heights = segment.trace_heights.iter().map(|&height| match height {
@@ -478,16 +483,21 @@ impl Pipeline {
             report.instructions(),
             report.segments.len()
         ));
+        setup.executed.replace(Some((input.clone(), bounds)));
         Ok(report)
     }
 
-    /// What the guest would come to without APCs; from the artifacts, if it is there.
+    /// What the guest would come to without APCs, in the segments of the CPU; from the artifacts, if it is there.
     pub fn execute_without_apcs(
         &self,
         settings: &ProveSettings,
         input: &GuestInput,
     ) -> Result<ExecutionReport, PipelineError> {
         let selected = self.select_apcs(&ApcSettings::default(), &GuestInput::none())?;
+        let settings = &ProveSettings {
+            device: Device::Cpu,
+            ..settings.clone()
+        };
         self.execution(&selected, settings, input, || {
             let quiet = Self {
                 guest: self.guest.clone(),
@@ -639,10 +649,16 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         self.check_interrupted()?;
-        self.progress.start("Executing", None);
-        let (segments, _) = setup.execute_metered(input)?;
-        self.progress
-            .finish(&format!("{} segment(s)", segments.len()));
+        let segments = match setup.executed.take() {
+            Some((executed, segments)) if executed == *input => segments,
+            _ => {
+                self.progress.start("Executing", None);
+                let (segments, _) = setup.execute_metered(input)?;
+                self.progress
+                    .finish(&format!("{} segment(s)", segments.len()));
+                segments
+            }
+        };
         self.check_interrupted()?;
         self.progress.start("Committing to the program", None);
         setup.load_program();
@@ -756,6 +772,8 @@ where
     committed: OnceCell<CommittedTraceData<E::PB>>,
     /// The commitment to the program, once it is known.
     commitment: OnceCell<[F; 8]>,
+    /// The segments of the last execution, for the proof of the same input that usually follows.
+    executed: RefCell<Option<(GuestInput, Vec<Segment>)>>,
 }
 
 impl<E, VB> Setup<E, VB>

@@ -65,7 +65,7 @@ pub struct TraceDigests {
 /// A difference between two runs' traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceDifference {
-    /// The runs have different numbers of segments.
+    /// The runs have different numbers of segments; then nothing else is compared.
     Segments {
         /// Of the first run.
         first: usize,
@@ -133,12 +133,11 @@ pub enum TraceDifference {
 impl Display for TraceDifference {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Segments { first, second } => {
-                write!(
-                    f,
-                    "the first run has {first} segment(s), the second {second}"
-                )
-            }
+            Self::Segments { first, second } => write!(
+                f,
+                "the runs have {first} and {second} segments: they were not segmented alike, and nothing else was compared \
+                 (how much memory OpenVM expects a segment to take depends on the device)"
+            ),
             Self::Missing {
                 segment,
                 air,
@@ -291,19 +290,20 @@ impl TraceDigests {
     /// [`ROWS_IN_ANY_ORDER`].
     ///
     /// # Errors
-    /// Every difference.
+    /// Every difference; if the numbers of segments differ, that alone.
     pub fn compare(&self, other: &Self) -> Result<TraceComparison, TracesDiffer> {
+        if self.segments.len() != other.segments.len() {
+            let differences = vec![TraceDifference::Segments {
+                first: self.segments.len(),
+                second: other.segments.len(),
+            }];
+            return Err(TracesDiffer { differences });
+        }
         let mut comparison = TraceComparison {
             segments: self.segments.len(),
             ..Default::default()
         };
         let mut differences = vec![];
-        if self.segments.len() != other.segments.len() {
-            differences.push(TraceDifference::Segments {
-                first: self.segments.len(),
-                second: other.segments.len(),
-            });
-        }
         for (segment, (first, second)) in self.segments.iter().zip(&other.segments).enumerate() {
             let by_id = |digest: &SegmentDigest| -> BTreeMap<usize, AirDigest> {
                 let airs = digest.airs.iter();
@@ -529,7 +529,7 @@ mod tests {
         let changes: [(Change, &str); 7] = [
             (
                 |digests| drop(digests.segments.pop()),
-                "2 segment(s), the second 1",
+                "the runs have 2 and 1 segments",
             ),
             (
                 |digests| drop(digests.segments[0].airs.remove(2)),

@@ -1,7 +1,9 @@
 //! What binds a row of an APC to the program, to execution order and to time: checked on every APC before it becomes
 //! an AIR, wherever it came from. `docs/soundness.md` has the argument.
 
-use num_traits::One;
+use std::collections::HashSet;
+
+use num_traits::{One, Zero};
 use powdr_autoprecompiles::{
     expression::{AlgebraicExpression, AlgebraicReference},
     expression_conversion::algebraic_to_grouped_expression,
@@ -66,6 +68,19 @@ pub enum BindingError {
         /// By what, as an expression.
         found: String,
     },
+    /// A row that is not live could send or receive.
+    #[error(
+        "interaction {interaction}, on bus {bus}, has the multiplicity {multiplicity}, which nothing makes vanish on rows \
+         with is_valid = 0"
+    )]
+    Unguarded {
+        /// Its position among the machine's interactions.
+        interaction: usize,
+        /// Its bus.
+        bus: u64,
+        /// Its multiplicity, as an expression.
+        multiplicity: String,
+    },
     /// The call is not looked up in the program.
     #[error("it should look [{start_pc}, {opcode}, 0, …] up on the program bus, and nothing else")]
     ProgramLookup {
@@ -82,6 +97,7 @@ impl Binding {
         let is_valid = is_valid_of(apc).ok_or(BindingError::NotBoolean)?;
         check_program_lookup(apc, buses, &is_valid)?;
         let timestamp_advance = timestamp_advance(apc, buses, &is_valid)?;
+        check_guards(apc, &is_valid)?;
         Ok(Self {
             timestamp_advance,
             padding_interactions: (timestamp_advance as usize)
@@ -110,6 +126,37 @@ fn is_valid_of(apc: &Autoprecompile) -> Option<Grouped> {
         let boolean = column.clone() * (column.clone() - Grouped::from_number(one));
         (expression == boolean).then_some(column)
     })
+}
+
+/// Checks that no row with `is_valid = 0` sends or receives: with zero for `is_valid`, every multiplicity is zero
+/// identically, or is, up to its sign, what some constraint says is zero (powdr's `(1 - is_valid) * multiplicity`).
+fn check_guards(apc: &Autoprecompile, is_valid: &Grouped) -> Result<(), BindingError> {
+    let Some(column) = is_valid.try_to_simple_unknown() else {
+        return Err(BindingError::NotBoolean);
+    };
+    let on_padding = |expression: &AlgebraicExpression<BabyBearField>| {
+        let mut expression = grouped(expression);
+        expression.substitute_simple(&column, BabyBearField::zero());
+        expression
+    };
+    let constraints = apc.machine.constraints.iter();
+    let vanishing: HashSet<Grouped> = constraints
+        .map(|constraint| on_padding(&constraint.expr))
+        .collect();
+    for (index, interaction) in apc.machine.bus_interactions.iter().enumerate() {
+        let multiplicity = on_padding(&interaction.mult);
+        if !multiplicity.is_zero()
+            && !vanishing.contains(&multiplicity)
+            && !vanishing.contains(&-multiplicity)
+        {
+            return Err(BindingError::Unguarded {
+                interaction: index,
+                bus: interaction.id,
+                multiplicity: interaction.mult.to_string(),
+            });
+        }
+    }
+    Ok(())
 }
 
 fn interactions_on(
@@ -286,6 +333,56 @@ mod tests {
             Binding::of(&talkative, &buses()).map(|binding| binding.padding_interactions),
             Ok(0)
         );
+    }
+
+    #[test]
+    fn multiplicities_that_vanish_on_padding_are_accepted() {
+        // As powdr guards them: by the factor is_valid, or by a constraint.
+        let one = || constant(1);
+        let flag = || column(2) + constant(3) * column(3);
+        let mut guarded = apc();
+        for multiplicity in [
+            column(IS_VALID) * (one() + column(2)),
+            column(IS_VALID) * column(2) * column(3),
+            constant(0),
+            flag(),
+            -flag(),
+            column(2) * column(3),
+        ] {
+            let argument = vec![column(0), constant(17)];
+            let interaction = interaction(3, multiplicity, argument);
+            guarded.machine.bus_interactions.push(interaction);
+        }
+        for vanishing in [flag(), column(2) * column(3)] {
+            let constraint = (one() - column(IS_VALID)) * vanishing;
+            guarded.machine.constraints.push(constraint.into());
+        }
+        assert!(Binding::of(&guarded, &buses()).is_ok());
+
+        // Without the constraints, or with others, the first that needs one is refused.
+        for other in [
+            None,
+            Some((one() - column(IS_VALID)) * column(2)),
+            // Holds on live rows alone.
+            Some(column(IS_VALID) * flag()),
+        ] {
+            let mut unguarded = guarded.clone();
+            unguarded.machine.constraints.truncate(1);
+            let constraints = &mut unguarded.machine.constraints;
+            constraints.extend(other.map(Into::into));
+            let error = Binding::of(&unguarded, &buses()).expect_err("nothing guards the flag");
+            assert!(
+                matches!(
+                    error,
+                    BindingError::Unguarded {
+                        interaction: 6,
+                        bus: 3,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        }
     }
 
     #[test]

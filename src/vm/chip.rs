@@ -52,6 +52,75 @@ impl<RA: 'static, PB: ProverBackend + 'static> OriginalChips<RA, PB> {
         let chip = self.inventory.chips().get(air)?;
         Some(chip.generate_proving_ctx(records).common_main)
     }
+
+    /// The records of the calls that an APC's arena holds, ready for trace generation; `None` if there are no calls.
+    ///
+    /// # Errors
+    /// [`TraceError::RecordsGone`].
+    pub(super) fn recorded_calls(
+        &self,
+        shared: &SharedApc,
+        records: &RA,
+    ) -> Result<Option<RecordedCalls<RA>>, TraceError>
+    where
+        RA: ApcArena,
+    {
+        let (apc, plan) = (shared.apc(), shared.plan());
+        let Some((calls, token)) = records.calls(apc.width()) else {
+            return Ok(None);
+        };
+        let arenas = shared
+            .records()
+            .take::<RA>(token)
+            .ok_or_else(|| TraceError::RecordsGone {
+                apc: apc.name.clone(),
+                limit: PENDING_LIMIT,
+            })?
+            .arenas;
+        let airs = plan.airs.iter();
+        let names = airs.map(|planned| self.name(planned.air)).collect();
+        Ok(Some(RecordedCalls {
+            calls,
+            arenas,
+            names,
+        }))
+    }
+}
+
+/// The records of an APC's calls in one segment.
+pub(super) struct RecordedCalls<RA> {
+    /// How many calls.
+    pub calls: usize,
+    /// The records of the original instructions, one arena per AIR of the trace plan.
+    arenas: Vec<RA>,
+    /// The names of these AIRs, for errors.
+    pub names: Vec<String>,
+}
+
+impl<RA: 'static> RecordedCalls<RA> {
+    /// The traces of the plan's AIRs out of the records, which are used up.
+    ///
+    /// # Errors
+    /// [`TraceError::Plan`] if the VM has no chip for one.
+    pub fn dummy_traces<PB: ProverBackend + 'static>(
+        &mut self,
+        shared: &SharedApc,
+        originals: &OriginalChips<RA, PB>,
+    ) -> Result<Vec<PB::Matrix>, TraceError> {
+        let airs = &shared.plan().airs;
+        airs.iter()
+            .zip(self.arenas.drain(..))
+            .zip(&self.names)
+            .map(|((planned, arena), name)| {
+                originals
+                    .trace(planned.air, arena)
+                    .ok_or_else(|| TraceError::Plan {
+                        apc: shared.apc().name.clone(),
+                        what: format!("the VM has no chip for {name}"),
+                    })
+            })
+            .collect()
+    }
 }
 
 /// The periphery chips that the APCs' interactions are counted into.
@@ -127,39 +196,14 @@ impl ApcCpuChip {
     /// The trace of the recorded calls, row-major; empty if there are none.
     fn generate(&self, records: &MatrixRecordArena<F>) -> Result<RowMajorMatrix<F>, TraceError> {
         let (apc, plan) = (self.shared.apc(), self.shared.plan());
-        let Some((calls, token)) = records.calls(apc.width()) else {
+        let Some(mut recorded) = self.originals.recorded_calls(&self.shared, records)? else {
             return Ok(RowMajorMatrix::new(vec![], apc.width()));
         };
-        let arenas = self
-            .shared
-            .records()
-            .take::<MatrixRecordArena<F>>(token)
-            .ok_or_else(|| TraceError::RecordsGone {
-                apc: apc.name.clone(),
-                limit: PENDING_LIMIT,
-            })?
-            .arenas;
-        let names: Vec<String> = plan
-            .airs
-            .iter()
-            .map(|planned| self.originals.name(planned.air))
-            .collect();
         let dummy_traces = Substage::DummyTraceGen.run(&apc.name, || {
-            plan.airs
-                .iter()
-                .zip(arenas)
-                .zip(&names)
-                .map(|((planned, arena), name)| {
-                    self.originals
-                        .trace(planned.air, arena)
-                        .ok_or_else(|| TraceError::Plan {
-                            apc: apc.name.clone(),
-                            what: format!("the VM has no chip for {name}"),
-                        })
-                })
-                .collect::<Result<Vec<_>, _>>()
+            recorded.dummy_traces(&self.shared, &self.originals)
         })?;
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let calls = recorded.calls;
+        let names: Vec<&str> = recorded.names.iter().map(String::as_str).collect();
         let trace = cpu::generate_trace(apc, plan, &dummy_traces, &names, calls)?;
         drop(dummy_traces);
         let program = Substage::BusCompileH2d

@@ -6,6 +6,7 @@ use openvm_circuit::arch::{
     AirInventory, AirInventoryError, ExecutorInventory, ExecutorInventoryError, InitFileGenerator,
     SystemConfig, VmCircuitConfig, VmExecutionConfig,
 };
+use openvm_stark_backend::p3_air::BaseAir;
 use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +27,7 @@ use crate::{
     into = "StoredConfig<VC>",
     bound(
         serialize = "VC: Clone + Serialize",
-        deserialize = "VC: Deserialize<'de>"
+        deserialize = "VC: Deserialize<'de> + VmCircuitConfig<BabyBearPoseidon2Config>"
     )
 )]
 pub struct ApcVmConfig<VC> {
@@ -34,6 +35,7 @@ pub struct ApcVmConfig<VC> {
     buses: VmBuses,
     bus_kernel: BusKernel,
     apcs: Vec<SharedApc>,
+    original_widths: Arc<[usize]>,
 }
 
 /// What of an [`ApcVmConfig`] is stored.
@@ -45,7 +47,7 @@ struct StoredConfig<VC> {
     apcs: Vec<Autoprecompile>,
 }
 
-impl<VC> TryFrom<StoredConfig<VC>> for ApcVmConfig<VC> {
+impl<VC: VmCircuitConfig<BabyBearPoseidon2Config>> TryFrom<StoredConfig<VC>> for ApcVmConfig<VC> {
     type Error = ApcVmError;
 
     fn try_from(stored: StoredConfig<VC>) -> Result<Self, ApcVmError> {
@@ -70,13 +72,36 @@ impl<VC> From<ApcVmConfig<VC>> for StoredConfig<VC> {
 
 impl<VC> ApcVmConfig<VC> {
     /// Extends `inner` by APCs that were built from its AIRs, whose buses are `buses`.
+    ///
+    /// # Errors
+    /// [`ApcVmError`]: `inner` has no AIRs, or an APC is inconsistent, not sound, or of another VM.
     pub fn new(
         inner: VC,
         buses: VmBuses,
         apcs: Vec<Autoprecompile>,
         bus_kernel: BusKernel,
-    ) -> Result<Self, ApcVmError> {
+    ) -> Result<Self, ApcVmError>
+    where
+        VC: VmCircuitConfig<BabyBearPoseidon2Config>,
+    {
+        let original_widths: Arc<[usize]> = inner
+            .create_airs()?
+            .ext_airs()
+            .iter()
+            .map(|air| BaseAir::<F>::width(&**air))
+            .collect();
+        for apc in &apcs {
+            let unknown = |air: &&usize| **air >= original_widths.len();
+            if let Some(&air) = apc.original_airs.iter().find(unknown) {
+                return Err(ApcVmError::OtherVm {
+                    apc: apc.name.clone(),
+                    air,
+                    airs: original_widths.len(),
+                });
+            }
+        }
         Ok(Self {
+            original_widths,
             apcs: apcs
                 .into_iter()
                 .map(|apc| SharedApc::new(Arc::new(apc), &buses))
@@ -95,6 +120,11 @@ impl<VC> ApcVmConfig<VC> {
     /// The APCs, with what their executors and chips share.
     pub fn apcs(&self) -> &[SharedApc] {
         &self.apcs
+    }
+
+    /// Main widths of the wrapped VM's extension AIRs, in insertion order: what [`crate::apc::AirIndex`] counts.
+    pub(super) fn original_widths(&self) -> &[usize] {
+        &self.original_widths
     }
 
     /// The kernel that applies the APCs' bus interactions.

@@ -1,5 +1,6 @@
 //! What can go wrong while a VM with APCs is set up.
 
+use openvm_circuit::arch::AirInventoryError;
 use thiserror::Error;
 
 use super::binding::BindingError;
@@ -11,6 +12,21 @@ pub enum ApcVmError {
     /// An APC's trace cannot be planned.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The AIRs of the wrapped VM cannot be created.
+    #[error("the VM to extend has no AIRs: {0}")]
+    Airs(#[from] AirInventoryError),
+    /// An APC refers to an AIR that the wrapped VM does not have.
+    #[error(
+        "APC {apc} is of another VM: it refers to extension AIR {air}, and this one has {airs}; build it anew"
+    )]
+    OtherVm {
+        /// The APC.
+        apc: String,
+        /// The AIR's position among the extension AIRs.
+        air: usize,
+        /// How many there are.
+        airs: usize,
+    },
     /// An APC's bus interactions cannot be compiled.
     #[error("APC {apc}: {source}")]
     Bus {

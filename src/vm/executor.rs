@@ -61,13 +61,14 @@ enum StepArena {
 type BlockKey = (&'static str, Option<usize>);
 
 impl<E> ApcExecutor<E> {
-    /// `width_of` gives the widths of the original AIRs; `originals` are executors of the wrapped VM, created anew.
+    /// `widths` are those of the original AIRs, by index; `originals` are executors of the wrapped VM, created anew.
+    /// `None` if an instruction or an AIR of the APC is not among them.
     pub fn new(
         apc: Arc<Autoprecompile>,
         plan: Arc<TracePlan>,
         records: Arc<RecordStore>,
         originals: Arc<ExecutorInventory<E>>,
-        width_of: impl Fn(usize) -> usize,
+        widths: &[usize],
     ) -> Option<Self> {
         let mut discarded_airs: Vec<usize> = Vec::new();
         let instructions = apc
@@ -99,9 +100,12 @@ impl<E> ApcExecutor<E> {
             planned_widths: plan
                 .airs
                 .iter()
-                .map(|planned| width_of(planned.air))
-                .collect(),
-            discarded_widths: discarded_airs.into_iter().map(width_of).collect(),
+                .map(|planned| widths.get(planned.air).copied())
+                .collect::<Option<_>>()?,
+            discarded_widths: discarded_airs
+                .into_iter()
+                .map(|air| widths.get(air).copied())
+                .collect::<Option<_>>()?,
             apc,
             plan,
             records,

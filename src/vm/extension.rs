@@ -45,36 +45,19 @@ where
         }
         // The block's instructions run through executors of their own: those of the inventory belong to it.
         let originals = Arc::new(config.inner().create_executors()?);
-        let widths: Vec<usize> = original_widths(config.inner());
         for shared in config.apcs() {
             let executor = ApcExecutor::new(
                 shared.apc().clone(),
                 shared.plan().clone(),
                 shared.records().clone(),
                 originals.clone(),
-                |air| widths.get(air).copied().unwrap_or(0),
+                config.original_widths(),
             )
             .expect("an APC's instructions are instructions of the VM that it was built for");
             inventory.add_executor(executor, [VmOpcode::from_usize(shared.apc().opcode)])?;
         }
         Ok(())
     }
-}
-
-/// Main widths of the wrapped VM's extension AIRs, in insertion order.
-fn original_widths<VC: VmCircuitConfig<SC>>(inner: &VC) -> Vec<usize> {
-    use openvm_stark_backend::p3_air::BaseAir;
-
-    inner.create_airs().map_or_else(
-        |_| vec![],
-        |inventory| {
-            inventory
-                .ext_airs()
-                .iter()
-                .map(|air| BaseAir::<F>::width(&**air))
-                .collect()
-        },
-    )
 }
 
 impl<VC> VmCircuitExtension<SC> for ApcExtension<'_, VC> {

@@ -18,8 +18,8 @@ use openvm_stark_backend::{prover::AirProvingContext, EngineDeviceCtx};
 use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
 
 use super::{
-    air::ApcAir, arena::ApcArena, chip::OriginalChips, config::ApcVmConfig,
-    extension::ApcExtension, records::PENDING_LIMIT, shared::SharedApc,
+    air::ApcAir, chip::OriginalChips, config::ApcVmConfig, extension::ApcExtension,
+    shared::SharedApc,
 };
 use crate::{
     bus::{BusKernel, F},
@@ -82,43 +82,18 @@ impl ApcGpuChip {
     /// The trace of the recorded calls; without memory if there are none.
     fn generate(&self, records: &DenseRecordArena) -> Result<DeviceMatrix<F>, TraceError> {
         let (apc, plan) = (self.shared.apc(), self.shared.plan());
-        let Some((calls, token)) = records.calls(apc.width()) else {
+        let Some(mut recorded) = self.originals.recorded_calls(&self.shared, records)? else {
             return Ok(DeviceMatrix::dummy());
         };
-        let arenas = self
-            .shared
-            .records()
-            .take::<DenseRecordArena>(token)
-            .ok_or_else(|| TraceError::RecordsGone {
-                apc: apc.name.clone(),
-                limit: PENDING_LIMIT,
-            })?
-            .arenas;
-        let names: Vec<String> = plan
-            .airs
-            .iter()
-            .map(|planned| self.originals.name(planned.air))
-            .collect();
         let dummy_traces = self
             .device_apc
             .substage(Substage::DummyTraceGen, &apc.name, || {
-                plan.airs
-                    .iter()
-                    .zip(arenas)
-                    .zip(&names)
-                    .map(|((planned, arena), name)| {
-                        self.originals
-                            .trace(planned.air, arena)
-                            .ok_or_else(|| TraceError::Plan {
-                                apc: apc.name.clone(),
-                                what: format!("the VM has no chip for {name}"),
-                            })
-                    })
-                    .collect::<Result<Vec<_>, _>>()
+                recorded.dummy_traces(&self.shared, &self.originals)
             })?;
-        let trace = self
-            .device_apc
-            .generate_trace(apc, plan, &dummy_traces, &names, calls)?;
+        let calls = recorded.calls;
+        let trace =
+            self.device_apc
+                .generate_trace(apc, plan, &dummy_traces, &recorded.names, calls)?;
         // Freed in stream order, before the bus kernel asks for scratch.
         drop(dummy_traces);
         self.device_apc.apply_bus(
