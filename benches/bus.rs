@@ -7,11 +7,9 @@ use std::sync::Arc;
 use criterion::{criterion_group, criterion_main, Criterion, Throughput};
 use openvm_apc::{
     apc::{ApcSettings, Autoprecompile, VmBuses},
-    bus::{
-        dag, BusKernel, BusProgram, ColumnOrder, CountingInteractions, Histograms, OutOfTable,
-        TraceView, F,
-    },
+    bus::{dag, BusKernel, BusProgram, Histograms, OutOfTable, TraceView, F},
     pipeline::{ArtifactStore, Guest, GuestInput, Pipeline, Silent},
+    vm::SharedApc,
 };
 use p3_field::PrimeCharacteristicRing;
 
@@ -36,26 +34,20 @@ fn apcs() -> (Vec<Autoprecompile>, VmBuses) {
 fn bench(criterion: &mut Criterion) {
     let (apcs, buses) = apcs();
     for apc in [&apcs[0], &apcs[1]] {
-        let columns = ColumnOrder::new(apc.columns.iter().map(|column| column.poly_id));
-        let interactions = CountingInteractions::new(
-            &apc.machine.bus_interactions,
-            &columns,
-            Some(apc.is_valid),
-            &buses.tables,
-        )
-        .expect("interactions of a built APC");
+        let shared = SharedApc::new(apc.clone().into(), &buses).expect("a built APC");
+        let interactions = shared.interactions();
         // Bytes: most lookups hit their tables, and those that do not are dropped.
-        let values: Vec<F> = (0..columns.width() * ROWS)
+        let values: Vec<F> = (0..apc.width() * ROWS)
             .map(|index| F::from_u32((index as u32).wrapping_mul(2654435761) >> 24))
             .collect();
-        let trace = TraceView::new(&values, columns.width(), ROWS);
+        let trace = TraceView::new(&values, apc.width(), ROWS);
         let mut programs: Vec<(String, BusProgram)> = BusKernel::ALL
             .into_iter()
             .map(|kernel| {
                 criterion.bench_function(&format!("compile/{kernel}/{}", apc.name), |bencher| {
-                    bencher.iter(|| kernel.compile(&interactions));
+                    bencher.iter(|| kernel.compile(interactions));
                 });
-                let program = kernel.compile(&interactions).expect("it compiles");
+                let program = kernel.compile(interactions).expect("it compiles");
                 (kernel.to_string(), (*program).clone())
             })
             .collect();
@@ -63,7 +55,7 @@ fn bench(criterion: &mut Criterion) {
             dispatch: dag::Dispatch::Early,
             shared_columns: dag::SharedColumns::ReadAgain,
         };
-        let early = dag::Program::compile(&interactions, early).expect("it compiles");
+        let early = dag::Program::compile(interactions, early).expect("it compiles");
         programs.push(("dag-early".to_string(), BusProgram::Dag(early)));
         let mut group = criterion.benchmark_group(format!("interpret/{}", apc.name));
         group.throughput(Throughput::Elements(ROWS as u64));

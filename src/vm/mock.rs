@@ -38,7 +38,7 @@ use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use super::ApcAir;
-use crate::apc::VmBuses;
+use crate::{apc::VmBuses, bus::dag::children};
 
 /// At most this many violated constraints are described, and this many unbalanced messages a bus.
 pub const MAX_DESCRIBED: usize = 8;
@@ -716,7 +716,7 @@ impl<'a, F: PrimeField64> AirCheck<'a, F> {
         let mut stack = vec![node];
         while let Some(node) = stack.pop() {
             if seen.insert(node) {
-                stack.extend(children(&nodes[node]));
+                stack.extend(children(&nodes[node]).into_iter().flatten());
             }
         }
         seen.into_iter()
@@ -808,28 +808,6 @@ impl<'a, F: PrimeField64> AirCheck<'a, F> {
         if is_sum {
             out.push(')');
         }
-    }
-}
-
-fn children<F>(node: &SymbolicExpressionNode<F>) -> Vec<usize> {
-    match node {
-        SymbolicExpressionNode::Add {
-            left_idx,
-            right_idx,
-            ..
-        }
-        | SymbolicExpressionNode::Sub {
-            left_idx,
-            right_idx,
-            ..
-        }
-        | SymbolicExpressionNode::Mul {
-            left_idx,
-            right_idx,
-            ..
-        } => vec![*left_idx, *right_idx],
-        SymbolicExpressionNode::Neg { idx, .. } => vec![*idx],
-        _ => vec![],
     }
 }
 

@@ -9,6 +9,7 @@ mod interpreter;
 mod order;
 mod rules;
 
+pub(crate) use order::children;
 pub use order::reordered;
 
 use super::table::{PeripheryTables, TableKind};

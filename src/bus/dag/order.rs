@@ -115,7 +115,7 @@ fn operations(nodes: &[SymbolicExpressionNode<F>], mut stack: Vec<usize>) -> Vec
 }
 
 /// The operands of an operation; `None` for leaves.
-fn children(node: &SymbolicExpressionNode<F>) -> Option<Vec<usize>> {
+pub(crate) fn children<T>(node: &SymbolicExpressionNode<T>) -> Option<Vec<usize>> {
     match node {
         SymbolicExpressionNode::Add {
             left_idx,
