@@ -10,6 +10,7 @@
 
 pub mod compiler;
 mod interpreter;
+pub mod launch;
 mod sum;
 
 use super::{
