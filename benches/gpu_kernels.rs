@@ -92,7 +92,7 @@ enum Command {
         )]
         rows: Vec<usize>,
         /// Kernels, the first being the one that the others are compared with.
-        #[arg(long, value_delimiter = ',', default_value = "vm,dag,dag-seed")]
+        #[arg(long, value_delimiter = ',', default_value = "vm,dag,dag-seed,terms")]
         kernels: Vec<String>,
         /// Timed launches; the median counts.
         #[arg(long, default_value_t = 9)]
@@ -100,6 +100,9 @@ enum Command {
         /// Scratch for intermediates, in MiB.
         #[arg(long, default_value_t = 256)]
         scratch_mib: usize,
+        /// Additions from which on `terms` counts in shared memory.
+        #[arg(long, default_value_t = gpu::program::DEFAULT_PRIVATE_FROM_ADDITIONS)]
+        private_from_additions: u64,
         /// Where to write the results as JSON.
         #[arg(long)]
         json: Option<PathBuf>,
@@ -142,10 +145,12 @@ fn run(command: Command) -> Result<()> {
             kernels,
             runs,
             scratch_mib,
+            private_from_additions,
             json,
         } => {
             let settings = GpuSettings {
                 bus_scratch: scratch_mib << 20,
+                private_from_additions,
             };
             let apc = ApcFile::read(&apc)?;
             let trace = HostTrace::read(&trace, apc.columns.len(), live_rows)?;
@@ -183,7 +188,7 @@ struct Interactions {
 }
 
 /// What is checked and timed: the bus kernels, and `dag` with the seed's schedule.
-const PROGRAMS: [&str; 3] = ["vm", "dag", "dag-seed"];
+const PROGRAMS: [&str; 4] = ["vm", "dag", "dag-seed", "terms"];
 
 fn compile(name: &str, interactions: &CountingInteractions) -> Result<Arc<BusProgram>> {
     Ok(match name {
@@ -425,7 +430,10 @@ fn check(
             }
         }
     }
-    println!("{cases} random programs: vm and dag give the expected histograms");
+    println!(
+        "{cases} random programs: {} give the expected histograms",
+        PROGRAMS.join(", ")
+    );
     if !quick {
         beyond_32_bits(device)?;
     }
@@ -447,17 +455,17 @@ fn check_case(device: &Device, what: &str, case: &Case) -> Result<()> {
     let bus_trace = view(&trace, case.trace.height, case.trace.live_rows);
     for kernel in PROGRAMS {
         let program = compile(kernel, &interactions)?;
-        // The default scratch, and so little that threads have to stride over the rows.
-        for bus_scratch in [GpuSettings::default().bus_scratch, 1 << 20] {
-            let program = DeviceBusProgram::upload(
-                what,
-                &program,
-                &GpuSettings { bus_scratch },
-                &device.device_ctx,
-            )?;
+        // The default settings, and others: so little scratch that the threads of `dag` have to stride over the rows, and
+        // `terms` counting in shared memory at every height.
+        let unusual = GpuSettings {
+            bus_scratch: 1 << 20,
+            private_from_additions: 0,
+        };
+        for settings in [GpuSettings::default(), unusual] {
+            let program = DeviceBusProgram::upload(what, &program, &settings, &device.device_ctx)?;
             let found = device.histograms(&program, bus_trace)?;
             compare(
-                &format!("{kernel}, {what}, scratch {bus_scratch}"),
+                &format!("{kernel}, {what}, {settings:?}"),
                 &case.expected,
                 &found,
             )?;

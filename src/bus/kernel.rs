@@ -9,6 +9,7 @@ use super::{
     error::BusError,
     interaction::CountingInteractions,
     table::{Histograms, PeripheryTables, TableKind},
+    terms,
     trace::TraceView,
     vm,
 };
@@ -27,17 +28,20 @@ pub enum BusKernel {
     Vm,
     /// The backend's 128-bit rules over a directed acyclic graph.
     Dag,
+    /// Flat sums; the interactions split over warps and blocks as well as the rows, counted in shared memory.
+    Terms,
 }
 
 impl BusKernel {
     /// All kernels.
-    pub const ALL: [BusKernel; 2] = [BusKernel::Vm, BusKernel::Dag];
+    pub const ALL: [BusKernel; 3] = [BusKernel::Vm, BusKernel::Dag, BusKernel::Terms];
 
     /// The name in flags and in the environment.
     pub fn name(self) -> &'static str {
         match self {
             BusKernel::Vm => "vm",
             BusKernel::Dag => "dag",
+            BusKernel::Terms => "terms",
         }
     }
 
@@ -61,6 +65,7 @@ impl BusKernel {
                 interactions,
                 dag::Schedule::FEWEST_SLOTS,
             )?),
+            BusKernel::Terms => BusProgram::Terms(terms::Program::compile(interactions)?),
         }))
     }
 }
@@ -100,6 +105,8 @@ pub enum BusProgram {
     Vm(vm::Program),
     /// For [`BusKernel::Dag`].
     Dag(dag::Program),
+    /// For [`BusKernel::Terms`].
+    Terms(terms::Program),
 }
 
 impl BusProgram {
@@ -114,6 +121,9 @@ impl BusProgram {
         match self {
             BusProgram::Vm(program) => program.replay(trace, live_rows, histograms, out_of_table),
             BusProgram::Dag(program) => program.replay(trace, live_rows, histograms, out_of_table),
+            BusProgram::Terms(program) => {
+                program.replay(trace, live_rows, histograms, out_of_table)
+            }
         }
     }
 }

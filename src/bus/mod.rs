@@ -8,6 +8,7 @@ pub mod kernel;
 pub mod reference;
 pub mod stats;
 pub mod table;
+pub mod terms;
 pub mod trace;
 pub mod vm;
 

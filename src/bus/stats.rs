@@ -1,28 +1,18 @@
 //! What an APC's bus programs cost, for people and for tests.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeSet, fmt};
 
-use p3_field::{PrimeCharacteristicRing, PrimeField32};
 use powdr_autoprecompiles::expression::AlgebraicExpression;
-use powdr_expression::{
-    AlgebraicBinaryOperation, AlgebraicBinaryOperator, AlgebraicUnaryOperation,
-};
+use powdr_expression::{AlgebraicBinaryOperation, AlgebraicUnaryOperation};
 use serde::Serialize;
 
 use super::{
     dag::{self, Schedule},
     error::BusError,
-    field::to_f,
     interaction::{CountingInteractions, Expression, Multiplicity},
     table::TableKind,
-    vm, F,
+    terms, vm, F,
 };
-
-/// Expansion of an operand into monomials stops above this many: sharing is better then.
-const MAX_TERMS: usize = 4096;
 
 /// What one schedule of the dag needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -60,10 +50,10 @@ pub struct BusStats {
     pub shared_nodes: usize,
     /// Words of stack bytecode.
     pub bytecode_words: usize,
-    /// Monomials of all operands, expanded.
+    /// Terms of all operands that a `terms` program has.
     pub terms: usize,
-    /// Operands that expand to more than 4,096 monomials, not counted in `terms`.
-    pub unexpanded: usize,
+    /// Interactions that such a program leaves to bytecode.
+    pub left_to_bytecode: usize,
     /// Distinct columns that a row's interactions read.
     pub used_columns: usize,
     /// Bytes of the trace that they take.
@@ -97,9 +87,7 @@ impl BusStats {
         let on = |table: TableKind| list.iter().filter(|i| i.table == table).count();
         let mut used = BTreeSet::new();
         operands().for_each(|operand| collect_columns(operand, &mut used));
-        let expanded: Vec<Option<usize>> = operands()
-            .map(|operand| expand(operand).map(|terms| terms.len()))
-            .collect();
+        let terms = terms::Program::compile(interactions)?;
         let reordered = dag::reordered(interactions)?;
         let schedule = |schedule: Schedule| -> Result<ScheduleStats, BusError> {
             let program = dag::Program::compile(interactions, schedule)?;
@@ -125,8 +113,8 @@ impl BusStats {
             nodes: operands().map(count_nodes).sum(),
             shared_nodes: dag::Program::compile(interactions, Schedule::SEED)?.nodes(),
             bytecode_words: vm::Program::compile(interactions)?.code().len(),
-            terms: expanded.iter().flatten().sum(),
-            unexpanded: expanded.iter().filter(|terms| terms.is_none()).count(),
+            terms: terms.linear().len() + terms.products().len(),
+            left_to_bytecode: terms.rest().interactions().len(),
             used_columns: used.len(),
             bytes_per_row: used.len() * size_of::<F>(),
             pinned_buffered: schedule(pinned_buffered)?,
@@ -161,7 +149,7 @@ impl BusStats {
                 shared_nodes: a.shared_nodes.max(b.shared_nodes),
                 bytecode_words: a.bytecode_words.max(b.bytecode_words),
                 terms: a.terms.max(b.terms),
-                unexpanded: a.unexpanded.max(b.unexpanded),
+                left_to_bytecode: a.left_to_bytecode.max(b.left_to_bytecode),
                 used_columns: a.used_columns.max(b.used_columns),
                 bytes_per_row: a.bytes_per_row.max(b.bytes_per_row),
                 pinned_buffered: schedule(a.pinned_buffered, b.pinned_buffered),
@@ -188,9 +176,9 @@ impl BusStats {
             slots(self.pinned_read_again),
             slots(self.early_buffered),
             slots(self.early_read_again),
-            match self.unexpanded {
+            match self.left_to_bytecode {
                 0 => self.terms.to_string(),
-                unexpanded => format!("{} (+{unexpanded})", self.terms),
+                left => format!("{} (+{left} left)", self.terms),
             },
             self.updates_per_row.to_string(),
             self.bytes_per_row.to_string(),
@@ -281,57 +269,4 @@ fn collect_columns(expression: &Expression, columns: &mut BTreeSet<u64>) {
             collect_columns(expr, columns);
         }
     }
-}
-
-/// An expression as a sum of monomials (sorted column ids) with coefficients; `None` above [`MAX_TERMS`].
-fn expand(expression: &Expression) -> Option<BTreeMap<Vec<u64>, u32>> {
-    type Terms = BTreeMap<Vec<u64>, F>;
-    fn add(mut left: Terms, right: Terms, factor: F) -> Terms {
-        for (monomial, coefficient) in right {
-            *left.entry(monomial).or_insert(F::ZERO) += coefficient * factor;
-        }
-        left
-    }
-    fn terms(expression: &Expression) -> Option<Terms> {
-        let result = match expression {
-            AlgebraicExpression::Number(value) => Terms::from([(vec![], to_f(*value))]),
-            AlgebraicExpression::Reference(reference) => {
-                Terms::from([(vec![reference.id], F::ONE)])
-            }
-            AlgebraicExpression::UnaryOperation(AlgebraicUnaryOperation { expr, .. }) => {
-                add(Terms::new(), terms(expr)?, F::NEG_ONE)
-            }
-            AlgebraicExpression::BinaryOperation(AlgebraicBinaryOperation { left, op, right }) => {
-                let (left, right) = (terms(left)?, terms(right)?);
-                match op {
-                    AlgebraicBinaryOperator::Add => add(left, right, F::ONE),
-                    AlgebraicBinaryOperator::Sub => add(left, right, F::NEG_ONE),
-                    AlgebraicBinaryOperator::Mul => {
-                        if left.len().saturating_mul(right.len()) > MAX_TERMS {
-                            return None;
-                        }
-                        let mut product = Terms::new();
-                        for (left_monomial, left_coefficient) in &left {
-                            for (right_monomial, right_coefficient) in &right {
-                                let mut monomial = left_monomial.clone();
-                                monomial.extend(right_monomial);
-                                monomial.sort_unstable();
-                                *product.entry(monomial).or_insert(F::ZERO) +=
-                                    *left_coefficient * *right_coefficient;
-                            }
-                        }
-                        product
-                    }
-                }
-            }
-        };
-        (result.len() <= MAX_TERMS).then_some(result)
-    }
-    Some(
-        terms(expression)?
-            .into_iter()
-            .filter(|(_, coefficient)| *coefficient != F::ZERO)
-            .map(|(monomial, coefficient)| (monomial, coefficient.as_canonical_u32()))
-            .collect(),
-    )
 }

@@ -134,6 +134,15 @@ impl PeripheryTables {
         }
     }
 
+    /// Bins of each table, by [`TableKind`]; zero where it is absent.
+    pub fn bins(&self) -> [usize; 3] {
+        [
+            self.variable_range_checker.map_or(0, |table| table.bins()),
+            self.range_tuple_checker.map_or(0, |table| table.bins()),
+            self.bitwise_lookup.map_or(0, |_| BitwiseLookupTable::BINS),
+        ]
+    }
+
     /// The bin of two bin arguments (`[value, max_bits]`, `[v0, v1]` or `[x, y]` with `selector`) in a table, or
     /// `None` if the table is absent or has no such row.
     pub fn bin(&self, table: TableKind, arguments: [u32; 2], selector: u32) -> Option<usize> {
@@ -160,15 +169,11 @@ pub struct Histograms {
 impl Histograms {
     /// All counts zero.
     pub fn zeros(tables: &PeripheryTables) -> Self {
+        let [variable_range_checker, range_tuple_checker, bitwise_lookup] = tables.bins();
         Self {
-            variable_range_checker: vec![0; tables.variable_range_checker.map_or(0, |t| t.bins())],
-            range_tuple_checker: vec![0; tables.range_tuple_checker.map_or(0, |t| t.bins())],
-            bitwise_lookup: vec![
-                0;
-                tables
-                    .bitwise_lookup
-                    .map_or(0, |_| BitwiseLookupTable::BINS)
-            ],
+            variable_range_checker: vec![0; variable_range_checker],
+            range_tuple_checker: vec![0; range_tuple_checker],
+            bitwise_lookup: vec![0; bitwise_lookup],
         }
     }
 

@@ -101,7 +101,7 @@ pub struct StatsArguments {
 pub struct SetupArguments {
     #[command(flatten)]
     pub common: Common,
-    /// The kernel for the APCs' bus interactions: vm or dag [env: POWDR_BUS_KERNEL] [default: vm].
+    /// The kernel for the APCs' bus interactions: vm, dag or terms [env: POWDR_BUS_KERNEL] [default: vm].
     #[arg(long, value_name = "KERNEL")]
     pub bus_kernel: Option<String>,
     /// Where the prover runs.
@@ -156,7 +156,7 @@ pub struct BenchArguments {
         long,
         value_name = "KERNELS",
         value_delimiter = ',',
-        default_value = "vm,dag"
+        default_value = "vm,dag,terms"
     )]
     pub bus_kernels: Vec<String>,
     /// How often to prove with each; the first proof also compiles and uploads.

@@ -273,6 +273,7 @@ fn prove_settings(arguments: &SetupArguments) -> Result<ProveSettings, PipelineE
         #[cfg(feature = "cuda")]
         gpu: openvm_apc::gpu::GpuSettings {
             bus_scratch: arguments.bus_scratch as usize * BYTES_PER_MEBIBYTE,
+            ..Default::default()
         },
     })
 }

@@ -5,6 +5,7 @@ use std::ffi::{c_char, CStr};
 use openvm_cuda_common::error::CudaError;
 
 use super::{error::GpuError, ffi};
+use crate::bus::terms::launch::DeviceLimits;
 
 /// The GPU architectures compiled into this binary, as `build/cuda.rs` read or chose them.
 pub const BUILT_FOR: &str = env!("OPENVM_APC_CUDA_ARCH");
@@ -87,6 +88,27 @@ pub fn memory_info() -> Result<(usize, usize), GpuError> {
         source,
     })?;
     Ok((free, total))
+}
+
+/// What of the current device decides about a launch of the `terms` kernel, which counts in shared memory from
+/// `private_from_additions` additions on.
+///
+/// # Errors
+/// [`GpuError::Runtime`].
+pub fn limits(private_from_additions: u64) -> Result<DeviceLimits, GpuError> {
+    let ordinal = openvm_cuda_common::common::get_device().map_err(|source| GpuError::Runtime {
+        call: "cudaGetDevice",
+        source,
+    })?;
+    // SAFETY: takes a flag and touches no device.
+    let warps = |shared| unsafe { ffi::_apc_apply_bus_terms_warps(shared) };
+    Ok(DeviceLimits {
+        multiprocessors: attribute(ordinal, ffi::DEVICE_ATTRIBUTE_MULTIPROCESSORS)?,
+        shared_memory: attribute(ordinal, ffi::DEVICE_ATTRIBUTE_SHARED_MEMORY)? as usize,
+        global_warps: warps(false),
+        private_warps: warps(true),
+        private_from_additions,
+    })
 }
 
 fn attribute(ordinal: i32, attribute: i32) -> Result<u32, GpuError> {

@@ -77,6 +77,20 @@ pub enum GpuError {
         source: CudaError,
     },
 
+    /// A program was compiled for other periphery tables than the VM has.
+    #[error(
+        "the bus program of {apc} is for tables of {program:?} bins, but the VM's chips have {chips:?} (variable range \
+         checker, 2-tuple range checker, bitwise lookup): build the APC for this VM configuration"
+    )]
+    OtherTables {
+        /// The APC.
+        apc: String,
+        /// Bins of the tables that the program was compiled for.
+        program: [usize; 3],
+        /// Bins of the chips.
+        chips: [usize; 3],
+    },
+
     /// A program or a trace exceeds what the kernels can address.
     #[error("{apc}: {what}")]
     TooLarge {

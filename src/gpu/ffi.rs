@@ -6,13 +6,18 @@ use openvm_cuda_common::stream::{cudaEvent_t, cudaStream_t};
 
 use super::structs::{
     BusTrace, DerivedColumn, OriginalCell, OriginalTrace, PeripheryCounts, Substitution,
+    TermsProgram,
 };
-use crate::bus::F;
+use crate::bus::{terms::launch::Launch, F};
 
 /// `cudaDevAttrComputeCapabilityMajor` of driver_types.h.
 pub const DEVICE_ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 /// `cudaDevAttrComputeCapabilityMinor` of driver_types.h.
 pub const DEVICE_ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+/// `cudaDevAttrMultiProcessorCount` of driver_types.h.
+pub const DEVICE_ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
+/// `cudaDevAttrMaxSharedMemoryPerBlockOptin` of driver_types.h.
+pub const DEVICE_ATTRIBUTE_SHARED_MEMORY: c_int = 97;
 
 extern "C" {
     pub fn _apc_tracegen(
@@ -58,6 +63,16 @@ extern "C" {
     ) -> c_int;
 
     pub fn _apc_apply_bus_dag_block() -> u32;
+
+    pub fn _apc_apply_bus_terms(
+        trace: BusTrace,
+        program: TermsProgram,
+        launch: Launch,
+        counts: PeripheryCounts,
+        stream: cudaStream_t,
+    ) -> c_int;
+
+    pub fn _apc_apply_bus_terms_warps(counts_in_shared_memory: bool) -> u32;
 
     pub fn _column_read_floor(
         trace: BusTrace,

@@ -11,27 +11,43 @@ use std::{
 use openvm_cuda_common::{d_buffer::DeviceBuffer, error::CudaError, stream::GpuDeviceCtx};
 
 use super::{
+    device::limits,
     error::GpuError,
     ffi, memory,
     profiler::Capture,
-    structs::{BusTrace, PeripheryCounts},
+    structs::{BusTrace, PeripheryCounts, TermsProgram},
 };
-use crate::bus::{dag, vm, BusProgram, F};
+use crate::bus::{
+    dag,
+    terms::{
+        self,
+        launch::{DeviceLimits, Launch, SharedCounters},
+    },
+    vm, BusProgram, F,
+};
+
+/// Additions of a `terms` launch from which on its blocks count in shared memory, unless told otherwise: measured
+/// (`docs/experiments.md`).
+pub const DEFAULT_PRIVATE_FROM_ADDITIONS: u64 = 1 << 18;
+
 /// Bytes of intermediates that a `dag` launch may use unless told otherwise.
 pub const DEFAULT_BUS_SCRATCH: usize = 256 << 20;
 
 /// What may be set about the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuSettings {
-    /// Upper bound of the memory for a launch's intermediates, in bytes. Below what all rows need, threads stride over
-    /// the rows.
+    /// Upper bound of the memory for a launch's intermediates, in bytes. Below what all rows need, the threads of `dag`
+    /// stride over the rows. The other kernels have none.
     pub bus_scratch: usize,
+    /// Additions (rows × interactions) from which on the blocks of a `terms` launch count in shared memory.
+    pub private_from_additions: u64,
 }
 
 impl Default for GpuSettings {
     fn default() -> Self {
         Self {
             bus_scratch: DEFAULT_BUS_SCRATCH,
+            private_from_additions: DEFAULT_PRIVATE_FROM_ADDITIONS,
         }
     }
 }
@@ -58,16 +74,79 @@ pub struct DeviceBusProgram {
 enum Kind {
     /// No counted interaction.
     Empty,
-    Vm {
-        code: DeviceBuffer<u32>,
-        interactions: DeviceBuffer<vm::Interaction>,
-    },
+    Vm(DeviceVmProgram),
     Dag {
         rules: DeviceBuffer<u128>,
         interactions: DeviceBuffer<dag::Interaction>,
         slots: usize,
         scratch: usize,
     },
+    Terms {
+        interactions: DeviceBuffer<terms::Interaction>,
+        linear: DeviceBuffer<terms::Linear>,
+        products: DeviceBuffer<terms::Product>,
+        shared: SharedCounters,
+        limits: DeviceLimits,
+        rest: DeviceVmProgram,
+        bins: [usize; 3],
+    },
+}
+
+struct DeviceVmProgram {
+    code: DeviceBuffer<u32>,
+    interactions: DeviceBuffer<vm::Interaction>,
+}
+
+impl DeviceVmProgram {
+    fn upload(
+        apc: &str,
+        program: &vm::Program,
+        device_ctx: &GpuDeviceCtx,
+    ) -> Result<Self, GpuError> {
+        Ok(Self {
+            code: memory::upload(
+                program.code(),
+                &|| format!("the bytecode of {apc}"),
+                device_ctx,
+            )?,
+            interactions: memory::upload(
+                program.interactions(),
+                &|| format!("the bus interactions of {apc}"),
+                device_ctx,
+            )?,
+        })
+    }
+
+    /// Enqueues the kernel, if there is anything to do.
+    fn launch(
+        &self,
+        apc: &str,
+        trace: BusTrace,
+        counts: PeripheryCounts,
+        device_ctx: &GpuDeviceCtx,
+    ) -> Result<(), GpuError> {
+        if self.interactions.is_empty() {
+            return Ok(());
+        }
+        let _capture = Capture::of_large(self.interactions.len());
+        // SAFETY: all pointers are device memory that lives until the stream has passed this point (buffers are freed in
+        // stream order); the program only names columns of this APC, as its compiler checked.
+        let status = unsafe {
+            ffi::_apc_apply_bus_vm(
+                trace,
+                self.code.as_ptr(),
+                self.interactions.as_raw_ptr(),
+                self.interactions.len() as u32,
+                counts,
+                device_ctx.stream.as_raw(),
+            )
+        };
+        check(apc, "apc_apply_bus_vm", status)
+    }
+
+    fn bytes(&self) -> usize {
+        self.code.len() * size_of::<u32>() + self.interactions.len() * size_of::<vm::Interaction>()
+    }
 }
 
 impl DeviceBusProgram {
@@ -85,18 +164,13 @@ impl DeviceBusProgram {
         let kind = match program {
             BusProgram::Vm(program) if program.interactions().is_empty() => Kind::Empty,
             BusProgram::Dag(program) if program.interactions().is_empty() => Kind::Empty,
-            BusProgram::Vm(program) => Kind::Vm {
-                code: memory::upload(
-                    program.code(),
-                    &|| format!("the bytecode of {apc}"),
-                    device_ctx,
-                )?,
-                interactions: memory::upload(
-                    program.interactions(),
-                    &|| format!("the bus interactions of {apc}"),
-                    device_ctx,
-                )?,
-            },
+            BusProgram::Terms(program)
+                if program.interactions().is_empty()
+                    && program.rest().interactions().is_empty() =>
+            {
+                Kind::Empty
+            }
+            BusProgram::Vm(program) => Kind::Vm(DeviceVmProgram::upload(apc, program, device_ctx)?),
             BusProgram::Dag(program) => {
                 let block_bytes = block_threads() as usize * program.slots() * size_of::<F>();
                 if block_bytes > settings.bus_scratch {
@@ -123,6 +197,30 @@ impl DeviceBusProgram {
                     )?,
                     slots: program.slots(),
                     scratch: settings.bus_scratch,
+                }
+            }
+            BusProgram::Terms(program) => {
+                let limits = limits(settings.private_from_additions)?;
+                Kind::Terms {
+                    interactions: memory::upload(
+                        program.interactions(),
+                        &|| format!("the bus interactions of {apc}"),
+                        device_ctx,
+                    )?,
+                    linear: memory::upload(
+                        program.linear(),
+                        &|| format!("the linear terms of {apc}"),
+                        device_ctx,
+                    )?,
+                    products: memory::upload(
+                        program.products(),
+                        &|| format!("the quadratic terms of {apc}"),
+                        device_ctx,
+                    )?,
+                    shared: SharedCounters::choose(program, limits.shared_memory),
+                    limits,
+                    rest: DeviceVmProgram::upload(apc, program.rest(), device_ctx)?,
+                    bins: program.tables().bins(),
                 }
             }
         };
@@ -155,21 +253,48 @@ impl DeviceBusProgram {
         let stream = device_ctx.stream.as_raw();
         match &self.kind {
             Kind::Empty => Ok(()),
-            Kind::Vm { code, interactions } => {
-                let _capture = Capture::of_large(interactions.len());
-                // SAFETY: all pointers are device memory that lives until the stream has passed this point (buffers are
-                // freed in stream order); the program only names columns of this APC, as its compiler checked.
+            Kind::Vm(program) => program.launch(&self.apc, trace, counts, device_ctx),
+            Kind::Terms {
+                interactions,
+                linear,
+                products,
+                shared,
+                limits,
+                rest,
+                bins,
+            } => {
+                if counts.bins() != *bins {
+                    return Err(GpuError::OtherTables {
+                        apc: self.apc.clone(),
+                        program: *bins,
+                        chips: counts.bins(),
+                    });
+                }
+                rest.launch(&self.apc, trace, counts, device_ctx)?;
+                if interactions.is_empty() {
+                    return Ok(());
+                }
+                let _capture = Capture::of_large(linear.len());
+                let launch = Launch::plan(trace.live_rows, interactions.len(), shared, limits);
+                // SAFETY: all pointers are device memory that lives until the stream has passed this point; the program only
+                // names columns of this APC and bins of these tables, as its compiler checked, and the counts have as many
+                // bins, as just checked.
                 let status = unsafe {
-                    ffi::_apc_apply_bus_vm(
+                    ffi::_apc_apply_bus_terms(
                         trace,
-                        code.as_ptr(),
-                        interactions.as_raw_ptr(),
-                        interactions.len() as u32,
+                        TermsProgram {
+                            interactions: interactions.as_ptr(),
+                            linear: linear.as_ptr(),
+                            products: products.as_ptr(),
+                            interaction_count: interactions.len() as u32,
+                            padding: 0,
+                        },
+                        launch,
                         counts,
                         stream,
                     )
                 };
-                self.check("apc_apply_bus_vm", status)
+                check(&self.apc, "apc_apply_bus_terms", status)
             }
             Kind::Dag {
                 rules,
@@ -209,7 +334,7 @@ impl DeviceBusProgram {
                         stream,
                     )
                 };
-                self.check("apc_apply_bus_dag", status)
+                check(&self.apc, "apc_apply_bus_dag", status)
             }
         }
     }
@@ -218,8 +343,18 @@ impl DeviceBusProgram {
     pub fn bytes(&self) -> usize {
         match &self.kind {
             Kind::Empty => 0,
-            Kind::Vm { code, interactions } => {
-                code.len() * size_of::<u32>() + interactions.len() * size_of::<vm::Interaction>()
+            Kind::Vm(program) => program.bytes(),
+            Kind::Terms {
+                interactions,
+                linear,
+                products,
+                rest,
+                ..
+            } => {
+                interactions.len() * size_of::<terms::Interaction>()
+                    + linear.len() * size_of::<terms::Linear>()
+                    + products.len() * size_of::<terms::Product>()
+                    + rest.bytes()
             }
             Kind::Dag {
                 rules,
@@ -230,14 +365,14 @@ impl DeviceBusProgram {
             }
         }
     }
+}
 
-    fn check(&self, kernel: &'static str, status: i32) -> Result<(), GpuError> {
-        CudaError::from_result(status).map_err(|source| GpuError::Launch {
-            kernel,
-            apc: self.apc.clone(),
-            source,
-        })
-    }
+fn check(apc: &str, kernel: &'static str, status: i32) -> Result<(), GpuError> {
+    CudaError::from_result(status).map_err(|source| GpuError::Launch {
+        kernel,
+        apc: apc.to_string(),
+        source,
+    })
 }
 
 /// Threads of a block of the `dag` kernel.

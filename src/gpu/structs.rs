@@ -4,7 +4,7 @@ use std::mem::{align_of, offset_of, size_of};
 
 use openvm_cuda_common::d_buffer::DeviceBuffer;
 
-use crate::bus::F;
+use crate::bus::{terms, F};
 
 /// The trace of an original AIR: column-major, the rows of one call together.
 #[repr(C)]
@@ -116,6 +116,19 @@ impl PeripheryCounts {
         }
     }
 
+    /// Bins of each table, by [`TableKind`](crate::bus::table::TableKind).
+    pub fn bins(&self) -> [usize; 3] {
+        [
+            self.variable_range_checker_bins as usize,
+            self.range_tuple_sizes[0] as usize * self.range_tuple_sizes[1] as usize,
+            if self.bitwise_lookup.is_null() {
+                0
+            } else {
+                crate::bus::table::BitwiseLookupTable::BINS
+            },
+        ]
+    }
+
     /// Counts into the variable range checker's buffer of `bins` u32.
     pub fn with_variable_range_checker<T>(mut self, counts: &DeviceBuffer<T>) -> Self {
         const { assert!(size_of::<T>() == 4) };
@@ -164,6 +177,25 @@ pub struct BusTrace {
 const _: () = assert!(size_of::<BusTrace>() == 24 && align_of::<BusTrace>() == 8);
 const _: () = assert!(offset_of!(BusTrace, height) == 8);
 const _: () = assert!(offset_of!(BusTrace, live_rows) == 16);
+
+/// The `terms` program in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TermsProgram {
+    /// Device pointer to the interactions.
+    pub interactions: *const terms::Interaction,
+    /// Device pointer to their linear terms.
+    pub linear: *const terms::Linear,
+    /// Device pointer to their quadratic terms.
+    pub products: *const terms::Product,
+    /// Number of interactions.
+    pub interaction_count: u32,
+    /// Always zero.
+    pub padding: u32,
+}
+
+const _: () = assert!(size_of::<TermsProgram>() == 32 && align_of::<TermsProgram>() == 8);
+const _: () = assert!(offset_of!(TermsProgram, interaction_count) == 24);
 
 // The kernels read and write field elements as the 32-bit words that they are.
 const _: () = assert!(size_of::<F>() == 4 && align_of::<F>() == 4);

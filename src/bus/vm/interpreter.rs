@@ -63,37 +63,41 @@ impl Program {
     ) -> Result<(), BusError> {
         trace.check(self.width, live_rows)?;
         for row in 0..live_rows {
-            let value = |span| {
-                evaluate(&self.code, span, |column| trace.get(column as usize, row))
-                    .as_canonical_u32()
-            };
-            for ((interaction, &index), &table) in
-                self.interactions.iter().zip(&self.indices).zip(&self.kinds)
-            {
+            for lookup in self.lookups(trace, row).flatten() {
+                count(&self.tables, lookup, histograms, out_of_table)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The lookups of a row, one for each interaction in their order; `None` where the multiplicity is zero.
+    pub(in crate::bus) fn lookups<'a>(
+        &'a self,
+        trace: TraceView<'a>,
+        row: usize,
+    ) -> impl Iterator<Item = Option<Lookup>> + 'a {
+        let value = move |span| {
+            evaluate(&self.code, span, |column| trace.get(column as usize, row)).as_canonical_u32()
+        };
+        self.interactions
+            .iter()
+            .zip(&self.indices)
+            .zip(&self.kinds)
+            .map(move |((interaction, &index), &table)| {
                 let multiplicity = if interaction.flags & MULTIPLICITY_IS_ONE != 0 {
                     1
                 } else {
                     value(interaction.multiplicity)
                 };
-                if multiplicity == 0 {
-                    continue;
-                }
-                count(
-                    &self.tables,
-                    Lookup {
-                        interaction: index,
-                        table,
-                        row,
-                        arguments: [value(interaction.first), value(interaction.second)],
-                        selector: (table == TableKind::BitwiseLookup)
-                            .then(|| value(interaction.selector)),
-                        multiplicity,
-                    },
-                    histograms,
-                    out_of_table,
-                )?;
-            }
-        }
-        Ok(())
+                (multiplicity != 0).then(|| Lookup {
+                    interaction: index,
+                    table,
+                    row,
+                    arguments: [value(interaction.first), value(interaction.second)],
+                    selector: (table == TableKind::BitwiseLookup)
+                        .then(|| value(interaction.selector)),
+                    multiplicity,
+                })
+            })
     }
 }
