@@ -261,7 +261,7 @@ impl HostTrace {
             .map(|word| F::from_u32(u32::from_le_bytes([word[0], word[1], word[2], word[3]])))
             .collect();
         ensure!(
-            width > 0 && values.len() % width == 0 && bytes.len() % 4 == 0,
+            width > 0 && values.len().is_multiple_of(width) && bytes.len().is_multiple_of(4),
             "{} does not hold {width} columns",
             path.display()
         );

@@ -161,6 +161,21 @@ fn unusable_flags() {
         "--segment-memory",
     );
 
+    for value in ["0", "16G", "4294967296"] {
+        refused(
+            &format!("prove guest-keccak --device-memory {value}"),
+            "--device-memory",
+        );
+    }
+    // A limit of the GPU's memory, where none is used.
+    for stage in ["setup", "execute", "prove"] {
+        run(
+            &format!("{stage} guest-keccak --input 0 --device-memory 16384"),
+            artifacts.path(),
+        )
+        .failed_with(&["--device-memory", "--device cuda"]);
+    }
+
     run(
         "execute guest-keccak --input 0 --bus-kernel warp",
         artifacts.path(),

@@ -1,8 +1,11 @@
 //! Is there a GPU, and can it run this binary's code?
 
-use std::ffi::{c_char, CStr};
+use std::{
+    ffi::{c_char, CStr},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
-use openvm_cuda_common::error::CudaError;
+use openvm_cuda_common::{error::CudaError, stream::device_synchronize};
 
 use super::{error::GpuError, ffi};
 
@@ -28,7 +31,8 @@ pub struct GpuInfo {
 /// that code ends the process where there is no GPU.
 ///
 /// # Errors
-/// [`GpuError::NoDevice`] or [`GpuError::Unsupported`].
+/// [`GpuError::NoDevice`], [`GpuError::Unsupported`], or [`GpuError::ContextLost`] after a failure that this process does
+/// not get over.
 pub fn open_device() -> Result<GpuInfo, GpuError> {
     let no_device = |code: i32| GpuError::NoDevice {
         reason: CudaError::new(code).to_string(),
@@ -64,6 +68,8 @@ pub fn open_device() -> Result<GpuInfo, GpuError> {
     if status != 0 {
         return Err(no_device(status));
     }
+    OPENED.store(true, Ordering::Relaxed);
+    check_context()?;
     let (_, memory) = memory_info()?;
     Ok(GpuInfo {
         ordinal: ordinal as u32,
@@ -72,6 +78,21 @@ pub fn open_device() -> Result<GpuInfo, GpuError> {
         memory,
         driver_version: driver_version as u32,
     })
+}
+
+/// Whether this process has found a GPU to use.
+static OPENED: AtomicBool = AtomicBool::new(false);
+
+/// Waits for the GPU and asks it whether it can go on. Fine without a GPU, as long as none was opened.
+///
+/// # Errors
+/// [`GpuError::ContextLost`] if every further call will fail, which is how the runtime reports a kernel that went astray.
+pub fn check_context() -> Result<(), GpuError> {
+    if !OPENED.load(Ordering::Relaxed) || device_synchronize().is_ok() {
+        return Ok(());
+    }
+    // A lost context says so again and again.
+    device_synchronize().map_err(|source| GpuError::ContextLost { source })
 }
 
 /// Free and total bytes of the current device.

@@ -33,7 +33,8 @@ pub enum GpuError {
     /// The device's memory does not suffice.
     #[error(
         "out of device memory: {buffer} needs {bytes} bytes, {free} of {total} bytes are free ({reason}). \
-         Lower --segment-memory (more, smaller segments) or --bus-scratch, or close other programs on the GPU"
+         Lower --segment-memory (more, smaller segments) or --bus-scratch, raise --device-memory if it is given, or \
+         close other programs on the GPU"
     )]
     OutOfMemory {
         /// What the memory was for.
@@ -46,6 +47,26 @@ pub enum GpuError {
         total: usize,
         /// What the allocator said.
         reason: MemoryError,
+    },
+
+    /// The limit of device memory cannot be kept.
+    #[error(
+        "device memory cannot be limited to {} MiB: {reason}", limit >> 20
+    )]
+    Limit {
+        /// The limit, in bytes.
+        limit: usize,
+        /// Why.
+        reason: String,
+    },
+
+    /// An earlier failure took the CUDA context with it.
+    #[error(
+        "the CUDA context of this process is lost: {source}. No call will work any more: start a new process"
+    )]
+    ContextLost {
+        /// What the CUDA runtime says to every call.
+        source: CudaError,
     },
 
     /// A copy between host and device failed.
@@ -85,4 +106,24 @@ pub enum GpuError {
         /// The limit, and what exceeds it.
         what: String,
     },
+}
+
+impl GpuError {
+    /// The CUDA runtime's number for the failure, where it was the runtime's.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            GpuError::Launch { source, .. }
+            | GpuError::Runtime { source, .. }
+            | GpuError::ContextLost { source }
+            | GpuError::Copy {
+                source: MemCopyError::Cuda(source),
+                ..
+            }
+            | GpuError::OutOfMemory {
+                reason: MemoryError::Cuda(source),
+                ..
+            } => Some(source.code),
+            _ => None,
+        }
+    }
 }
