@@ -37,6 +37,7 @@ pub fn open_device() -> Result<GpuInfo, GpuError> {
     let no_device = |code: i32| GpuError::NoDevice {
         reason: CudaError::new(code).to_string(),
     };
+    check_context()?;
     let mut count = 0;
     // SAFETY: `count` is a valid place for an int.
     let status = unsafe { ffi::cudaGetDeviceCount(&mut count) };
@@ -83,16 +84,29 @@ pub fn open_device() -> Result<GpuInfo, GpuError> {
 /// Whether this process has found a GPU to use.
 static OPENED: AtomicBool = AtomicBool::new(false);
 
-/// Waits for the GPU and asks it whether it can go on. Fine without a GPU, as long as none was opened.
+/// Waits for the GPU, asks it whether it can go on, and clears what an earlier call has left in the runtime's memory of
+/// errors: OpenVM's and our launchers take whatever stands there for the failure of their kernel. Fine without a GPU, as long
+/// as none was opened.
 ///
 /// # Errors
 /// [`GpuError::ContextLost`] if every further call will fail, which is how the runtime reports a kernel that went astray.
 pub fn check_context() -> Result<(), GpuError> {
-    if !OPENED.load(Ordering::Relaxed) || device_synchronize().is_ok() {
+    if !OPENED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let first = device_synchronize();
+    clear_last_error();
+    if first.is_ok() {
         return Ok(());
     }
     // A lost context says so again and again.
     device_synchronize().map_err(|source| GpuError::ContextLost { source })
+}
+
+/// Makes the runtime forget the last error of this thread, which was reported by the call that failed.
+pub(super) fn clear_last_error() {
+    // SAFETY: takes no arguments and touches no memory of ours.
+    unsafe { ffi::cudaGetLastError() };
 }
 
 /// Free and total bytes of the current device.

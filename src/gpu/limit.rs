@@ -11,7 +11,12 @@ use std::{
 
 use openvm_cuda_common::error::CudaError;
 
-use super::{device::memory_info, error::GpuError, ffi, memory::pool_usage};
+use super::{
+    device::{clear_last_error, memory_info},
+    error::GpuError,
+    ffi,
+    memory::pool_usage,
+};
 
 /// The most that a process's CUDA context takes: what is used beyond this when the limit is set belongs to others.
 const CONTEXT: usize = 1 << 30;
@@ -130,12 +135,14 @@ impl Ballast {
     fn new(bytes: usize) -> Result<Self, GpuError> {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: `pointer` is a valid place for a pointer.
-        CudaError::from_result(unsafe { ffi::cudaMalloc(&mut pointer, bytes) }).map_err(
-            |source| GpuError::Runtime {
+        let status = unsafe { ffi::cudaMalloc(&mut pointer, bytes) };
+        CudaError::from_result(status).map_err(|source| {
+            clear_last_error();
+            GpuError::Runtime {
                 call: "cudaMalloc for the memory above the limit",
                 source,
-            },
-        )?;
+            }
+        })?;
         Ok(Self { pointer, bytes })
     }
 }

@@ -9,7 +9,10 @@ use openvm_cuda_common::{
     stream::GpuDeviceCtx,
 };
 
-use super::{device::memory_info, error::GpuError};
+use super::{
+    device::{clear_last_error, memory_info},
+    error::GpuError,
+};
 
 /// Room for `length` values on the device, on the context's stream. `buffer` says what for, in errors. A length of zero
 /// gives an empty buffer.
@@ -40,8 +43,10 @@ pub fn allocate<T>(
             MemoryError::InvalidMemorySize { size: usize::MAX },
         )
     })?;
-    let pointer =
-        d_malloc_on(bytes, &device_ctx.stream).map_err(|reason| out_of_memory(bytes, reason))?;
+    let pointer = d_malloc_on(bytes, &device_ctx.stream).map_err(|reason| {
+        clear_last_error();
+        out_of_memory(bytes, reason)
+    })?;
     // SAFETY: the memory manager just gave `bytes` bytes, which the buffer owns from here on and frees through it.
     Ok(unsafe { DeviceBuffer::from_raw_parts(pointer.cast(), length) })
 }

@@ -318,14 +318,18 @@ pub fn catch<R>(stage: Stage, work: impl FnOnce() -> R) -> Result<R, Fault> {
 fn see(info: &PanicHookInfo<'_>) {
     tracing::debug!("{info}");
     let message = panic_message(info.payload());
-    let is_cuda = is_allocation(&message) || cuda_error(&message).is_some();
+    let is_cuda = message.starts_with(ALLOCATION_FAILED) || cuda_error(&message).is_some();
     let place = is_cuda
         .then(calling_function)
         .flatten()
         .or_else(|| info.location().map(ToString::to_string));
     let seen = Seen {
         place,
-        memory: is_allocation(&message).then(device_memory).flatten(),
+        // Only here is it sure that the panic holds no lock of the allocator, which is asked.
+        memory: message
+            .starts_with(ALLOCATION_FAILED)
+            .then(device_memory)
+            .flatten(),
     };
     SEEN.set(Some(seen));
 }
@@ -379,11 +383,6 @@ const ALLOCATION_FAILED: &str = "GPU allocation failed";
 const ALLOCATOR_CLOSED: &str = "LockError";
 /// `cudaErrorMemoryAllocation`.
 const CUDA_OUT_OF_MEMORY: i32 = 2;
-
-fn is_allocation(message: &str) -> bool {
-    message.starts_with(ALLOCATION_FAILED)
-        || cuda_error(message).is_some_and(|error| error.code == CUDA_OUT_OF_MEMORY)
-}
 
 /// Makes sense of what OpenVM's GPU code panicked with: the `Debug` form of its errors.
 fn classify(message: &str, seen: &Seen) -> Cause {
