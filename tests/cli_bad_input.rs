@@ -204,6 +204,28 @@ fn unusable_flags() {
 }
 
 #[test]
+fn a_gpu_that_is_not_there() {
+    let artifacts = directory();
+    for stage in ["setup", "execute", "prove"] {
+        let said: Said = binary()
+            .args([stage, "guest-keccak", "--input", "0"])
+            .args(["--device", "cuda", "--artifacts-dir"])
+            .arg(artifacts.path())
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .expect("the binary starts")
+            .into();
+        let words: &[&str] = if cfg!(feature = "cuda") {
+            &["no usable NVIDIA GPU", "--device cpu"]
+        } else {
+            &["built without CUDA", "--features cuda", "--device cpu"]
+        };
+        said.failed_with(words);
+    }
+    assert_eq!(names(artifacts.path()), [""; 0]);
+}
+
+#[test]
 fn more_apcs_than_blocks() {
     let artifacts = directory();
     let said = run(

@@ -199,6 +199,73 @@ fn other_panics_are_left_alone() {
     assert!(SEEN.load(Ordering::Relaxed) > 0);
 }
 
+/// The texts above are those that OpenVM's errors have, and errors of ours are told apart in the same way.
+#[cfg(feature = "cuda")]
+#[test]
+fn the_texts_are_those_of_openvm() {
+    use openvm_apc::gpu::GpuError;
+    use openvm_cuda_common::error::{CudaError, MemoryError};
+
+    let allocation =
+        |reason: MemoryError| panic_with(&format!("GPU allocation failed: {reason:?}"));
+    let exhausted = allocation(MemoryError::OutOfMemory {
+        requested: 4096,
+        available: 0,
+    });
+    assert!(
+        matches!(
+            exhausted.cause,
+            Cause::OutOfDeviceMemory {
+                size: Size::BeyondPool(4096),
+                ..
+            }
+        ),
+        "{exhausted:?}"
+    );
+    let small = allocation(MemoryError::Cuda(CudaError::new(2)));
+    assert!(
+        matches!(
+            small.cause,
+            Cause::OutOfDeviceMemory {
+                size: Size::Small,
+                ..
+            }
+        ),
+        "{small:?}"
+    );
+    assert!(allocation(MemoryError::LockError).is_context_lost());
+    let unwrapped = |code| panic_with(&format!("{:?}", CudaError::new(code)));
+    assert!(unwrapped(700).is_context_lost());
+    assert!(matches!(
+        unwrapped(9).cause,
+        Cause::Cuda { code: 9, name, .. } if name == "cudaErrorInvalidConfiguration"
+    ));
+
+    let launch = |code| {
+        catch(STAGE, || -> () {
+            panic_any(TraceError::Gpu(GpuError::Launch {
+                kernel: "apc_tracegen",
+                apc: "test".to_string(),
+                source: CudaError::new(code),
+            }))
+        })
+        .expect_err("it panics")
+    };
+    assert!(launch(719).is_context_lost());
+    assert!(launch(2).is_out_of_memory());
+    let refused = launch(9);
+    assert!(
+        matches!(
+            &refused.cause,
+            Cause::Trace(TraceError::Gpu(GpuError::Launch { .. }))
+        ),
+        "{refused:?}"
+    );
+    for part in ["proving segment 3", "apc_tracegen", "test"] {
+        assert!(refused.to_string().contains(part), "{refused}");
+    }
+}
+
 struct Job {
     pipeline: Pipeline,
     _artifacts: tempfile::TempDir,
