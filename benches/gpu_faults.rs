@@ -279,14 +279,19 @@ fn out_of_memory(error: &PipelineError) -> Result<Stage> {
     for part in [
         "out of device memory: ",
         " needs ",
-        "--segment-memory",
+        " MiB",
         "--device-memory",
     ] {
         ensure!(text.contains(part), "no `{part}` in: {text}");
     }
+    let by_segments = matches!(fault.stage, Stage::Traces { .. } | Stage::Proof { .. });
     ensure!(
-        text.contains("bytes") || text.contains("MiB"),
-        "no size in: {text}"
+        text.contains("--segment-memory") == by_segments,
+        "the advice does not fit the stage: {text}"
+    );
+    ensure!(
+        !text.contains("d_buffer.rs"),
+        "the allocator is named in place of its caller: {text}"
     );
     Ok(fault.stage)
 }
@@ -309,6 +314,10 @@ fn limit_holds() -> Result<()> {
         Err(fault) => {
             println!("OpenVM's allocation above the limit: {fault}");
             ensure!(fault.is_out_of_memory(), "another fault: {fault}");
+            ensure!(
+                fault.to_string().contains("gpu_faults::"),
+                "a function of this program asked (is it stripped of its symbols?): {fault}"
+            );
         }
     }
     // A second limit, lower: the lower one holds, and only for as long as it lives.

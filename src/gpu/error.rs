@@ -3,6 +3,8 @@
 use openvm_cuda_common::error::{CudaError, MemCopyError, MemoryError};
 use thiserror::Error;
 
+use crate::units::size;
+
 /// A failure of the GPU or of its use.
 #[derive(Debug, Error)]
 pub enum GpuError {
@@ -32,9 +34,10 @@ pub enum GpuError {
 
     /// The device's memory does not suffice.
     #[error(
-        "out of device memory: {buffer} needs {bytes} bytes, {free} of {total} bytes are free ({reason}). \
+        "out of device memory: {buffer} needs {}; {} of the GPU's {} are free{}. \
          Lower --segment-memory (more, smaller segments) or --bus-scratch, raise --device-memory if it is given, or \
-         close other programs on the GPU"
+         close other programs on the GPU",
+        size(*bytes as u64), size(*free as u64), size(*total as u64), unless_full(reason)
     )]
     OutOfMemory {
         /// What the memory was for.
@@ -106,6 +109,15 @@ pub enum GpuError {
         /// The limit, and what exceeds it.
         what: String,
     },
+}
+
+/// What the allocator said, unless it is that there is no room, which is said already.
+fn unless_full(reason: &MemoryError) -> String {
+    match reason {
+        MemoryError::OutOfMemory { .. } | MemoryError::InvalidMemorySize { .. } => String::new(),
+        MemoryError::Cuda(error) if error.is_out_of_memory() => String::new(),
+        other => format!(" ({other})"),
+    }
 }
 
 impl GpuError {

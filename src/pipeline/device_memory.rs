@@ -8,10 +8,10 @@
 //! 2. the image of the guest's memory with its Merkle tree, on the device before anything else of a segment
 //!    ([`memory_image`]): 4.5 GiB for OpenVM's address space of 512 MiB;
 //! 3. the traces of an APC's original instructions, all there at once while the APC's own trace is made ([`trace_factor`]):
-//!    for keccak's round 13 times the size of the APC's.
+//!    for keccak's round 15 times the size of the APC's.
 //!
 //! The second and the third are gone before the proof of the segment begins, and the third comes after the second, so that
-//! the peak is `resident + max(memory image, factor × limit)`.
+//! the peak is `resident + max(memory image, factor × limit)`. `docs/faults.md` has what was measured.
 
 use openvm_circuit::arch::{AddressSpaceHostLayout, MemoryConfig, SystemConfig};
 use openvm_stark_backend::SystemParams;
@@ -39,10 +39,6 @@ const INTERACTION_LEAF: usize = 2 * 4 * FIELD;
 const DIGEST: usize = 8 * FIELD;
 /// Memory cells of a leaf.
 const LEAF_CELLS: usize = 8;
-
-/// The records of one original AIR are on the device beside its trace, and the other AIRs' traces stay: this much more than
-/// the traces alone, in percent.
-const RECORDS_PERCENT: usize = 25;
 
 /// A GPU's memory does not suffice, whatever the segments.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -112,19 +108,23 @@ pub fn memory_image(config: &MemoryConfig) -> usize {
 }
 
 /// How many times OpenVM's estimate for the calls of an APC is on the device while the APC's trace is made: the APC's trace
-/// and its original instructions' traces, over the least that the estimate counts for a call.
+/// and its original instructions' traces, over what the estimate counts for a call at least. The other AIRs of a segment
+/// raise the estimate, not the originals: what is measured lies below.
 pub fn trace_factor(apc: &Autoprecompile, log_blowup: usize) -> f64 {
     let own = apc.width() * FIELD;
-    let interactions = apc.machine.bus_interactions.len() * INTERACTION_LEAF;
+    // The leaves, and the work buffer that goes with them.
+    let interactions = apc.machine.bus_interactions.len() * INTERACTION_LEAF * 5 / 4;
     let estimate = own + interactions.max(own << log_blowup);
-    // Heights are padded to powers of two, an AIR's of `rows × calls` to at most that of `rows` times that of `calls`, which
-    // the estimate counts.
-    let padding = TracePlan::new(apc).map_or(2.0, |plan| {
+    // Instructions of which no column survived have no trace. Heights are padded to powers of two, an AIR's of `rows × calls`
+    // to at most that of `rows` times that of `calls`, which the estimate counts. As if all rows were of one width: an APC
+    // does not say its AIRs'.
+    let instructions = apc.instructions.len().max(1);
+    let rows = TracePlan::new(apc).map_or(2 * instructions, |plan| {
         plan.airs
             .iter()
-            .map(|air| air.rows_per_call.next_power_of_two() as f64 / air.rows_per_call as f64)
-            .fold(1.0, f64::max)
+            .map(|air| air.rows_per_call.next_power_of_two())
+            .sum()
     });
-    let originals = (apc.original_width * FIELD * (100 + RECORDS_PERCENT) / 100) as f64 * padding;
+    let originals = (apc.original_width * FIELD) as f64 * rows as f64 / instructions as f64;
     (own as f64 + originals) / estimate as f64
 }

@@ -16,7 +16,7 @@ use std::{
 
 use thiserror::Error;
 
-use crate::{apc::panic_message, trace::TraceError};
+use crate::{apc::panic_message, trace::TraceError, units::size};
 
 /// What the prover was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl fmt::Display for Stage {
 
 /// A stage of the prover failed.
 #[derive(Debug, Error)]
-#[error("{stage}: {cause}")]
+#[error("{stage}: {cause}{}", advice(.stage, .cause))]
 pub struct Fault {
     /// What the prover was doing.
     pub stage: Stage,
@@ -74,10 +74,7 @@ pub enum Cause {
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// An allocation of OpenVM's failed.
-    #[error(
-        "out of device memory: {buffer} needs {size}{memory}. Lower --segment-memory (more, smaller segments) or \
-         --bus-scratch, raise --device-memory if it is given, or close other programs on the GPU"
-    )]
+    #[error("out of device memory: {buffer} needs {size}{memory}")]
     OutOfDeviceMemory {
         /// What the memory was for: the function that asked for it (the place of the panic if the executable is stripped).
         buffer: String,
@@ -117,6 +114,25 @@ pub enum Cause {
     },
 }
 
+/// What to do about a lack of memory.
+fn advice(stage: &Stage, cause: &Cause) -> &'static str {
+    match (cause, stage) {
+        (Cause::OutOfDeviceMemory { .. }, Stage::Traces { .. } | Stage::Proof { .. }) => {
+            ". Lower --segment-memory (more, smaller segments) or --bus-scratch, raise --device-memory if it is given, \
+             or close other programs on the GPU"
+        }
+        (Cause::OutOfDeviceMemory { .. }, Stage::Execution { .. }) => {
+            ". This is for the image of the guest's memory, the same in every segment: raise --device-memory if it is \
+             given, close other programs on the GPU, or use a larger one"
+        }
+        (Cause::OutOfDeviceMemory { .. }, Stage::SetUp | Stage::Program) => {
+            ". This does not depend on segments: raise --device-memory if it is given, close other programs on the GPU, \
+             or use a larger one"
+        }
+        _ => "",
+    }
+}
+
 /// How much memory was asked for, as far as the allocator tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
@@ -133,13 +149,12 @@ pub enum Size {
 impl fmt::Display for Size {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Size::Bytes(bytes) => write!(formatter, "{bytes} bytes"),
-            Size::BeyondPool(bytes) => {
-                write!(
-                    formatter,
-                    "{bytes} bytes more than the memory pool has free"
-                )
-            }
+            Size::Bytes(bytes) => formatter.write_str(&size(*bytes)),
+            Size::BeyondPool(bytes) => write!(
+                formatter,
+                "{} more than the memory pool has free",
+                size(*bytes)
+            ),
             Size::Small => formatter.write_str("less than 2 MiB"),
             Size::Kernel => formatter.write_str("room for a kernel's code or stack, a few MiB"),
         }
@@ -351,19 +366,27 @@ fn device_memory() -> Option<DeviceMemory> {
     None
 }
 
-/// Crates whose functions say what device memory is for; openvm-cuda-common, which is below them all, does not.
+/// The functions of these crates say what device memory is for,
 const CALLERS: [&str; 2] = ["openvm_", "<openvm_"];
-const ALLOCATOR: [&str; 2] = ["openvm_cuda_common", "openvm_apc::pipeline::fault"];
+/// but these only pass a request on.
+const ALLOCATORS: [&str; 2] = [
+    "openvm_cuda_common::",
+    "openvm_cuda_backend::base::DeviceMatrix",
+];
+/// And these are on every stack.
+const RUNTIME: [&str; 8] = [
+    "core::", "<core::", "std::", "<std::", "alloc::", "<alloc::", "rust_", "__rust",
+];
 
-/// The innermost function on the stack that belongs to OpenVM's prover or to us. `None` if the executable is stripped.
+/// The function on the stack that asked for memory or made a call. `None` if the executable is stripped.
 fn calling_function() -> Option<String> {
-    let mut found = None;
+    let (mut inside, mut found) = (false, None);
     backtrace::trace(|frame| {
         backtrace::resolve_frame(frame, |symbol| {
             let Some(name) = symbol.name() else { return };
             // Without the hash.
             let name = format!("{name:#}");
-            if found.is_none() && is_caller(&name) {
+            if found.is_none() && is_caller(&name, &mut inside) {
                 found = Some(name);
             }
         });
@@ -372,9 +395,17 @@ fn calling_function() -> Option<String> {
     found
 }
 
-fn is_caller(function: &str) -> bool {
-    CALLERS.iter().any(|start| function.starts_with(start))
-        && !ALLOCATOR.iter().any(|part| function.contains(part))
+/// From the innermost function outwards: whether this is the one. `inside` tells whether an allocator was passed.
+fn is_caller(function: &str, inside: &mut bool) -> bool {
+    let starts_with = |starts: &[&str]| starts.iter().any(|start| function.starts_with(start));
+    if ALLOCATORS.iter().any(|part| function.contains(part)) {
+        *inside = true;
+        return false;
+    }
+    if function.contains(module_path!()) {
+        return false;
+    }
+    starts_with(&CALLERS) || (*inside && !starts_with(&RUNTIME))
 }
 
 /// openvm-cuda-common's words for an allocation that failed, in `DeviceBuffer::with_capacity_on`.
@@ -491,4 +522,51 @@ const STICKY: [i32; 14] = [
 /// Whether an error of the CUDA runtime is the last that this process gets to see.
 pub fn is_sticky(code: i32) -> bool {
     STICKY.contains(&code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_caller;
+
+    fn first<'a>(stack: &[&'a str]) -> Option<&'a str> {
+        let mut inside = false;
+        stack
+            .iter()
+            .copied()
+            .find(|function| is_caller(function, &mut inside))
+    }
+
+    #[test]
+    fn the_caller_is_whoever_wants_the_memory() {
+        let allocation = [
+            "std::panicking::begin_panic_handler",
+            "openvm_apc::pipeline::fault::see",
+            "core::result::unwrap_failed",
+            "openvm_cuda_common::d_buffer::DeviceBuffer<T>::with_capacity_on",
+        ];
+        let under = |callers: &[&'static str]| first(&[&allocation[..], callers].concat());
+        assert_eq!(
+            under(&[
+                "openvm_cuda_backend::base::DeviceMatrix<T>::with_capacity_on",
+                "<openvm_x::Chip as openvm_circuit_primitives::chip::Chip<R,PB>>::generate_proving_ctx",
+                "openvm_circuit::arch::vm::generate_proving_ctx",
+            ]),
+            Some("<openvm_x::Chip as openvm_circuit_primitives::chip::Chip<R,PB>>::generate_proving_ctx")
+        );
+        // Somebody else's code.
+        assert_eq!(
+            under(&[
+                "core::ops::function::FnOnce::call_once",
+                "guest::check",
+                "openvm_a::b"
+            ]),
+            Some("guest::check")
+        );
+        // No allocation: only the prover's functions count.
+        assert_eq!(
+            first(&["core::result::unwrap_failed", "guest::check", "openvm_a::b"]),
+            Some("openvm_a::b")
+        );
+        assert_eq!(first(&allocation), None);
+    }
 }
