@@ -18,8 +18,17 @@ const SOURCES: &str = "cuda/src";
 const HEADERS: &str = "cuda/include";
 /// What makes the binary start on a machine without a driver.
 const DRIVER_LOADER: &str = "cuda/host/driver_loader.c";
-/// Runtime calls of openvm-cuda-common's constructor that the driver loader stands in front of.
-const WRAPPED: [&str; 3] = ["cudaGetDevice", "cudaSetDevice", "cudaFree"];
+/// Runtime calls that the driver loader stands in front of: those of openvm-cuda-common's constructor, and those of its
+/// destructors.
+const WRAPPED: [&str; 7] = [
+    "cudaGetDevice",
+    "cudaSetDevice",
+    "cudaFree",
+    "cudaFreeAsync",
+    "cudaEventCreate",
+    "cudaEventRecord",
+    "cudaEventSynchronize",
+];
 /// The architecture to build for where neither `CUDA_ARCH` nor a GPU says otherwise (Hopper).
 const DEFAULT_ARCHITECTURE: &str = "90";
 

@@ -21,4 +21,5 @@ pub mod bus;
 pub mod gpu;
 pub mod pipeline;
 pub mod trace;
+mod units;
 pub mod vm;

@@ -161,6 +161,21 @@ fn unusable_flags() {
         "--segment-memory",
     );
 
+    for value in ["0", "16G", "4294967296"] {
+        refused(
+            &format!("prove guest-keccak --device-memory {value}"),
+            "--device-memory",
+        );
+    }
+    // A limit of the GPU's memory, where none is used.
+    for stage in ["setup", "execute", "prove"] {
+        run(
+            &format!("{stage} guest-keccak --input 0 --device-memory 16384"),
+            artifacts.path(),
+        )
+        .failed_with(&["--device-memory", "--device cuda"]);
+    }
+
     run(
         "execute guest-keccak --input 0 --bus-kernel warp",
         artifacts.path(),
@@ -186,6 +201,28 @@ fn unusable_flags() {
         .expect("the binary starts")
         .into();
     said.succeeded();
+}
+
+#[test]
+fn a_gpu_that_is_not_there() {
+    let artifacts = directory();
+    for stage in ["setup", "execute", "prove"] {
+        let said: Said = binary()
+            .args([stage, "guest-keccak", "--input", "0"])
+            .args(["--device", "cuda", "--artifacts-dir"])
+            .arg(artifacts.path())
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .output()
+            .expect("the binary starts")
+            .into();
+        let words: &[&str] = if cfg!(feature = "cuda") {
+            &["no usable NVIDIA GPU", "--device cpu"]
+        } else {
+            &["built without CUDA", "--features cuda", "--device cpu"]
+        };
+        said.failed_with(words);
+    }
+    assert_eq!(names(artifacts.path()), [""; 0]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-// What lets one binary, built with CUDA, also start on a machine without a driver.
+// What lets one binary, built with CUDA, also start on a machine without a driver, and end in order on one whose GPU failed.
 //
 // Linked into every executable of this package (`build/cuda.rs`) in place of the driver's own `libcuda.so.1`, which would
 // be a load-time dependency:
@@ -7,7 +7,12 @@
 //  2. openvm-cuda-common 2.0.1 initialises its memory pool in a constructor, before `main`, and aborts the process
 //     when the runtime reports no device. The linker's `--wrap` routes the three runtime calls of that constructor
 //     through here: where there is no driver or device, they report success, so that the pool comes up empty and
-//     everything that needs no GPU works. Asking for a GPU then fails in `gpu::device`, with a message.
+//     everything that needs no GPU works. Asking for a GPU then fails in `gpu::device`, with a message;
+//  3. openvm-cuda-common's destructors panic when freeing fails, which ends the process at once if a panic is what they run
+//     for. After a kernel went astray the context is lost and every call fails, so that the first error, with all that it
+//     says, would never be seen. The three calls that freeing is made of are wrapped too: once one of them has seen that the
+//     context is lost, they report success. All other calls go on failing, waiting for an event first of all, so that nothing
+//     passes for a result.
 #include <dlfcn.h>
 #include <stddef.h>
 
@@ -76,4 +81,63 @@ int __real_cudaFree(void *pointer);
 int __wrap_cudaFree(void *pointer) {
     int status = __real_cudaFree(pointer);
     return without_device(status) ? 0 : status;
+}
+
+// Errors of the runtime after which a process has to be started anew; `src/pipeline/fault.rs` has the same list.
+static int is_context_lost(int status) {
+    switch (status) {
+    case 214: // cudaErrorECCUncorrectable
+    case 220: // cudaErrorNvlinkUncorrectable
+    case 226: // cudaErrorContained
+    case 700: // cudaErrorIllegalAddress
+    case 702: // cudaErrorLaunchTimeout
+    case 709: // cudaErrorContextIsDestroyed
+    case 710: // cudaErrorAssert
+    case 714: // cudaErrorHardwareStackError
+    case 715: // cudaErrorIllegalInstruction
+    case 716: // cudaErrorMisalignedAddress
+    case 717: // cudaErrorInvalidAddressSpace
+    case 718: // cudaErrorInvalidPc
+    case 719: // cudaErrorLaunchFailure
+    case 721: // cudaErrorTensorMemoryLeak
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+// The error that took the context, once it is known. Never cleared, and of no consequence but for these calls.
+static volatile int context_lost = 0;
+
+static int when_freeing(int status) {
+    if (!is_context_lost(status)) {
+        return status;
+    }
+    context_lost = status;
+    return 0;
+}
+
+typedef struct CUstream_st *stream_t;
+typedef struct CUevent_st *event_t;
+
+int __real_cudaFreeAsync(void *pointer, stream_t stream);
+int __wrap_cudaFreeAsync(void *pointer, stream_t stream) {
+    return context_lost ? 0 : when_freeing(__real_cudaFreeAsync(pointer, stream));
+}
+
+int __real_cudaEventCreate(event_t *event);
+int __wrap_cudaEventCreate(event_t *event) {
+    *event = NULL;
+    return context_lost ? 0 : when_freeing(__real_cudaEventCreate(event));
+}
+
+int __real_cudaEventRecord(event_t event, stream_t stream);
+int __wrap_cudaEventRecord(event_t event, stream_t stream) {
+    return context_lost ? 0 : when_freeing(__real_cudaEventRecord(event, stream));
+}
+
+// An event that was never recorded counts as complete.
+int __real_cudaEventSynchronize(event_t event);
+int __wrap_cudaEventSynchronize(event_t event) {
+    return context_lost ? context_lost : __real_cudaEventSynchronize(event);
 }

@@ -114,9 +114,12 @@ pub struct SetupArguments {
     /// Bits of security; `toy` is fast and worth nothing.
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
-    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
+    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB, or less to suit the GPU].
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     pub segment_memory: Option<u32>,
+    /// The most device memory that this process may have, in MiB (GPU only): holds back the rest of the GPU's memory.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub device_memory: Option<u32>,
 }
 
 /// What execution needs.
@@ -165,9 +168,12 @@ pub struct BenchArguments {
     /// Bits of security; `toy` is fast and worth nothing.
     #[arg(long, value_enum, default_value_t)]
     pub security: Security,
-    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB].
+    /// Memory that the proof of one segment may take, in MiB [default: OpenVM's, 15 GiB, or less to suit the GPU].
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     pub segment_memory: Option<u32>,
+    /// The most device memory that this process may have, in MiB (GPU only): holds back the rest of the GPU's memory.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub device_memory: Option<u32>,
     /// Device memory for the intermediates of a bus kernel, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub bus_scratch: u32,

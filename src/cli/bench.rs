@@ -29,13 +29,12 @@ pub fn run(arguments: &BenchArguments) -> Result<(), PipelineError> {
         pipeline.select_apcs(&super::apc_settings(common), &super::profile_input(common))?;
     let mut settings = ProveSettings {
         security: arguments.security,
-        segment_memory: arguments
-            .segment_memory
-            .map(|mebibytes| mebibytes as usize * super::BYTES_PER_MEBIBYTE),
+        segment_memory: arguments.segment_memory.map(super::mebibytes),
+        device_memory: arguments.device_memory.map(super::mebibytes),
         device: Device::Cuda,
         ..Default::default()
     };
-    settings.gpu.bus_scratch = arguments.bus_scratch as usize * super::BYTES_PER_MEBIBYTE;
+    settings.gpu.bus_scratch = super::mebibytes(arguments.bus_scratch);
     let report = bench(
         openvm_apc::commit!(),
         &pipeline,

@@ -11,8 +11,9 @@ use openvm_apc::pipeline::{write_atomically, PipelineError};
 use openvm_stark_sdk::{bench::serialize_metric_snapshot, metrics_tracing::TimingMetricsLayer};
 use tracing_subscriber::{layer::SubscriberExt, EnvFilter, Layer as _, Registry};
 
-/// Shown on a terminal unless RUST_LOG says otherwise: what a user has to know.
-const DEFAULT_LOG: &str = "warn";
+/// Shown on a terminal unless RUST_LOG says otherwise: what a user has to know. OpenVM's allocator logs what becomes an
+/// error of ours.
+const DEFAULT_LOG: &str = "warn,openvm_cuda_common::memory_manager=off";
 /// What is timed, whatever is shown: OpenVM's spans are at level info.
 const TIMED: &str = "info,p3_=warn";
 

@@ -26,7 +26,10 @@ use arguments::{
 /// What a shell reports for a process that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
-const BYTES_PER_MEBIBYTE: usize = 1 << 20;
+/// Bytes of so many MiB.
+fn mebibytes(count: u32) -> usize {
+    count as usize * (1 << 20)
+}
 
 /// Runs the command line.
 pub fn run() -> ExitCode {
@@ -92,10 +95,10 @@ fn dispatch(command: &Command) -> Result<(), PipelineError> {
         }
         Command::Setup(arguments) => {
             let pipeline = pipeline(&arguments.common)?;
+            let settings = prove_settings(arguments)?;
             let selected = select_apcs(&pipeline, &arguments.common)?;
-            let identity =
-                DeviceSetup::identity(&pipeline, &selected, &prove_settings(arguments)?)?;
-            report::setup(&identity);
+            let settings = DeviceSetup::fit(&pipeline, &selected, settings)?;
+            report::setup(&DeviceSetup::identity(&pipeline, &selected, &settings)?);
             Ok(())
         }
         Command::Execute(arguments) => run_guest(arguments),
@@ -129,13 +132,14 @@ fn run_guest(arguments: &ExecuteArguments) -> Result<(), PipelineError> {
     let pipeline = pipeline(&setup_arguments.common)?;
     let settings = prove_settings(setup_arguments)?;
     let selected = select_apcs(&pipeline, &setup_arguments.common)?;
+    let settings = DeviceSetup::fit(&pipeline, &selected, settings)?;
     let input = input(&setup_arguments.common);
     let set_up = || DeviceSetup::new(&pipeline, &selected, &settings);
     let mut setup = None;
     let with = pipeline.execution(&selected, &settings, &input, || {
         setup.insert(set_up()?).execute(&pipeline, &input)
     })?;
-    let without = without_apcs(&pipeline, &selected, setup_arguments)?;
+    let without = without_apcs(&pipeline, &selected, &settings, &input)?;
     report::execution(&with, without.as_ref());
     if let Some(path) = trace_digests {
         setup
@@ -154,16 +158,18 @@ fn prove(arguments: &ProveArguments) -> Result<(), PipelineError> {
         trace_digests,
     } = arguments;
     let pipeline = pipeline(&setup_arguments.common)?;
-    let (selected, mut setup) = set_up(&pipeline, setup_arguments)?;
+    let settings = prove_settings(setup_arguments)?;
+    let selected = select_apcs(&pipeline, &setup_arguments.common)?;
+    let settings = DeviceSetup::fit(&pipeline, &selected, settings)?;
+    let mut setup = DeviceSetup::new(&pipeline, &selected, &settings)?;
     if std::env::var_os(stats::DUMP_BUS_DAG_VARIABLE).is_some() {
         eprintln!("{}", StatsTable(&stats::of_apcs(&selected)?));
     }
     let input = input(&setup_arguments.common);
-    let settings = prove_settings(setup_arguments)?;
     let with = pipeline.execution(&selected, &settings, &input, || {
         setup.execute(&pipeline, &input)
     })?;
-    let without = without_apcs(&pipeline, &selected, setup_arguments)?;
+    let without = without_apcs(&pipeline, &selected, &settings, &input)?;
     report::execution(&with, without.as_ref());
     if *mock {
         report::mock(&setup.mock(&pipeline, &input)?);
@@ -210,14 +216,13 @@ fn stats(arguments: &StatsArguments) -> Result<(), PipelineError> {
 fn without_apcs(
     pipeline: &Pipeline,
     selected: &SelectedApcs,
-    arguments: &SetupArguments,
+    settings: &ProveSettings,
+    input: &GuestInput,
 ) -> Result<Option<ExecutionReport>, PipelineError> {
     if selected.apcs.is_empty() {
         return Ok(None);
     }
-    pipeline
-        .execute_without_apcs(&prove_settings(arguments)?, &input(&arguments.common))
-        .map(Some)
+    pipeline.execute_without_apcs(settings, input).map(Some)
 }
 
 fn pipeline(common: &Common) -> Result<Pipeline, PipelineError> {
@@ -228,16 +233,6 @@ fn pipeline(common: &Common) -> Result<Pipeline, PipelineError> {
         store,
         Arc::new(progress::Terminal::new()),
     ))
-}
-
-fn set_up(
-    pipeline: &Pipeline,
-    arguments: &SetupArguments,
-) -> Result<(SelectedApcs, DeviceSetup), PipelineError> {
-    let settings = prove_settings(arguments)?;
-    let selected = select_apcs(pipeline, &arguments.common)?;
-    let setup = DeviceSetup::new(pipeline, &selected, &settings)?;
-    Ok((selected, setup))
 }
 
 fn select_apcs(pipeline: &Pipeline, common: &Common) -> Result<SelectedApcs, PipelineError> {
@@ -265,14 +260,13 @@ fn profile_input(common: &Common) -> GuestInput {
 fn prove_settings(arguments: &SetupArguments) -> Result<ProveSettings, PipelineError> {
     Ok(ProveSettings {
         security: arguments.security,
-        segment_memory: arguments
-            .segment_memory
-            .map(|mebibytes| mebibytes as usize * BYTES_PER_MEBIBYTE),
+        segment_memory: arguments.segment_memory.map(mebibytes),
+        device_memory: arguments.device_memory.map(mebibytes),
         bus_kernel: BusKernel::resolve(arguments.bus_kernel.as_deref())?,
         device: arguments.device,
         #[cfg(feature = "cuda")]
         gpu: openvm_apc::gpu::GpuSettings {
-            bus_scratch: arguments.bus_scratch as usize * BYTES_PER_MEBIBYTE,
+            bus_scratch: mebibytes(arguments.bus_scratch),
             ..Default::default()
         },
     })

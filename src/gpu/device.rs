@@ -1,8 +1,11 @@
 //! Is there a GPU, and can it run this binary's code?
 
-use std::ffi::{c_char, CStr};
+use std::{
+    ffi::{c_char, CStr},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
-use openvm_cuda_common::error::CudaError;
+use openvm_cuda_common::{error::CudaError, stream::device_synchronize};
 
 use super::{error::GpuError, ffi};
 use crate::bus::terms::launch::DeviceLimits;
@@ -29,11 +32,13 @@ pub struct GpuInfo {
 /// that code ends the process where there is no GPU.
 ///
 /// # Errors
-/// [`GpuError::NoDevice`] or [`GpuError::Unsupported`].
+/// [`GpuError::NoDevice`], [`GpuError::Unsupported`], or [`GpuError::ContextLost`] after a failure that this process does
+/// not get over.
 pub fn open_device() -> Result<GpuInfo, GpuError> {
     let no_device = |code: i32| GpuError::NoDevice {
         reason: CudaError::new(code).to_string(),
     };
+    check_context()?;
     let mut count = 0;
     // SAFETY: `count` is a valid place for an int.
     let status = unsafe { ffi::cudaGetDeviceCount(&mut count) };
@@ -65,6 +70,8 @@ pub fn open_device() -> Result<GpuInfo, GpuError> {
     if status != 0 {
         return Err(no_device(status));
     }
+    OPENED.store(true, Ordering::Relaxed);
+    check_context()?;
     let (_, memory) = memory_info()?;
     Ok(GpuInfo {
         ordinal: ordinal as u32,
@@ -73,6 +80,34 @@ pub fn open_device() -> Result<GpuInfo, GpuError> {
         memory,
         driver_version: driver_version as u32,
     })
+}
+
+/// Whether this process has found a GPU to use.
+static OPENED: AtomicBool = AtomicBool::new(false);
+
+/// Waits for the GPU, asks it whether it can go on, and clears what an earlier call has left in the runtime's memory of
+/// errors: OpenVM's and our launchers take whatever stands there for the failure of their kernel. Fine without a GPU, as long
+/// as none was opened.
+///
+/// # Errors
+/// [`GpuError::ContextLost`] if every further call will fail, which is how the runtime reports a kernel that went astray.
+pub fn check_context() -> Result<(), GpuError> {
+    if !OPENED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let first = device_synchronize();
+    clear_last_error();
+    if first.is_ok() {
+        return Ok(());
+    }
+    // A lost context says so again and again.
+    device_synchronize().map_err(|source| GpuError::ContextLost { source })
+}
+
+/// Makes the runtime forget the last error of this thread, which was reported by the call that failed.
+pub(super) fn clear_last_error() {
+    // SAFETY: takes no arguments and touches no memory of ours.
+    unsafe { ffi::cudaGetLastError() };
 }
 
 /// Free and total bytes of the current device.

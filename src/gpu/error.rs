@@ -3,6 +3,8 @@
 use openvm_cuda_common::error::{CudaError, MemCopyError, MemoryError};
 use thiserror::Error;
 
+use crate::units::size;
+
 /// A failure of the GPU or of its use.
 #[derive(Debug, Error)]
 pub enum GpuError {
@@ -32,8 +34,10 @@ pub enum GpuError {
 
     /// The device's memory does not suffice.
     #[error(
-        "out of device memory: {buffer} needs {bytes} bytes, {free} of {total} bytes are free ({reason}). \
-         Lower --segment-memory (more, smaller segments) or --bus-scratch, or close other programs on the GPU"
+        "out of device memory: {buffer} needs {}; {} of the GPU's {} are free{}. \
+         Lower --segment-memory (more, smaller segments) or --bus-scratch, raise --device-memory if it is given, or \
+         close other programs on the GPU",
+        size(*bytes as u64), size(*free as u64), size(*total as u64), unless_full(reason)
     )]
     OutOfMemory {
         /// What the memory was for.
@@ -46,6 +50,26 @@ pub enum GpuError {
         total: usize,
         /// What the allocator said.
         reason: MemoryError,
+    },
+
+    /// The limit of device memory cannot be kept.
+    #[error(
+        "device memory cannot be limited to {} MiB: {reason}", limit >> 20
+    )]
+    Limit {
+        /// The limit, in bytes.
+        limit: usize,
+        /// Why.
+        reason: String,
+    },
+
+    /// An earlier failure took the CUDA context with it.
+    #[error(
+        "the CUDA context of this process is lost: {source}. No call will work any more: start a new process"
+    )]
+    ContextLost {
+        /// What the CUDA runtime says to every call.
+        source: CudaError,
     },
 
     /// A copy between host and device failed.
@@ -99,4 +123,33 @@ pub enum GpuError {
         /// The limit, and what exceeds it.
         what: String,
     },
+}
+
+/// What the allocator said, unless it is that there is no room, which is said already.
+fn unless_full(reason: &MemoryError) -> String {
+    match reason {
+        MemoryError::OutOfMemory { .. } | MemoryError::InvalidMemorySize { .. } => String::new(),
+        MemoryError::Cuda(error) if error.is_out_of_memory() => String::new(),
+        other => format!(" ({other})"),
+    }
+}
+
+impl GpuError {
+    /// The CUDA runtime's number for the failure, where it was the runtime's.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            GpuError::Launch { source, .. }
+            | GpuError::Runtime { source, .. }
+            | GpuError::ContextLost { source }
+            | GpuError::Copy {
+                source: MemCopyError::Cuda(source),
+                ..
+            }
+            | GpuError::OutOfMemory {
+                reason: MemoryError::Cuda(source),
+                ..
+            } => Some(source.code),
+            _ => None,
+        }
+    }
 }

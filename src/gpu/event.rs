@@ -137,8 +137,10 @@ pub fn timed<T>(
 /// order. One recording at a time in a process.
 ///
 /// # Errors
-/// [`GpuError::Runtime`], also for a failure of the work itself.
-pub fn record_launches<T>(proof: impl FnOnce() -> T) -> Result<(T, Vec<LaunchTiming>), GpuError> {
+/// Those of `proof`, which come before what they do to the events; [`GpuError::Runtime`].
+pub fn record_launches<T, E: From<GpuError>>(
+    proof: impl FnOnce() -> Result<T, E>,
+) -> Result<(T, Vec<LaunchTiming>), E> {
     struct Recording;
     impl Drop for Recording {
         fn drop(&mut self) {
@@ -154,6 +156,7 @@ pub fn record_launches<T>(proof: impl FnOnce() -> T) -> Result<(T, Vec<LaunchTim
     let result = proof();
     drop(recording);
     let recorded = std::mem::take(&mut *RECORDED.lock().unwrap_or_else(PoisonError::into_inner));
+    let result = result?;
     let timings = recorded
         .into_iter()
         .map(|(substage, apc, watch)| {

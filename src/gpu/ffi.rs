@@ -89,6 +89,9 @@ extern "C" {
     pub fn cudaGetDeviceCount(count: *mut c_int) -> c_int;
     pub fn cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
     pub fn cudaDriverGetVersion(version: *mut c_int) -> c_int;
+    pub fn cudaGetLastError() -> c_int;
+    pub fn cudaMalloc(pointer: *mut *mut c_void, size: usize) -> c_int;
+    pub fn cudaFree(pointer: *mut c_void) -> c_int;
     pub fn cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
     pub fn cudaProfilerStart() -> c_int;
     pub fn cudaProfilerStop() -> c_int;

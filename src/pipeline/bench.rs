@@ -129,8 +129,8 @@ pub fn bench(
         let mut proofs = Vec::with_capacity(runs);
         for _ in 0..runs {
             let uploads_before = [program_uploads(), plan_uploads()];
-            let (proven, timings) = record_launches(|| pipeline.prove(&mut setup, input))?;
-            let (proven, elapsed) = proven?;
+            let ((proven, elapsed), timings) =
+                record_launches(|| pipeline.prove(&mut setup, input))?;
             let verified = proven.verify()?;
             if report.trace_commits.is_empty() {
                 report.segments = verified.trace_commits.len();

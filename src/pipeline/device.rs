@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    device_memory::DeviceMemoryError,
     error::PipelineError,
     guest::GuestInput,
     stages::{
@@ -59,13 +60,15 @@ impl DeviceSetup {
     ///
     /// # Errors
     /// [`PipelineError::NoCuda`] for a GPU with a binary built without CUDA, [`PipelineError::Gpu`] for a GPU that is
-    /// not there or cannot run this binary, and those of [`Pipeline::setup_on`].
+    /// not there or cannot run this binary, [`PipelineError::DeviceMemory`] for one that is too small, and those of
+    /// [`Pipeline::setup_on`].
     pub fn new(
         pipeline: &Pipeline,
         selected: &SelectedApcs,
         settings: &ProveSettings,
     ) -> Result<Self, PipelineError> {
         match settings.device {
+            Device::Cpu if settings.device_memory.is_some() => Err(DeviceMemoryError::NoGpu.into()),
             Device::Cpu => Ok(Self::Cpu(Box::new(pipeline.setup(selected, settings)?))),
             #[cfg(not(feature = "cuda"))]
             Device::Cuda => Err(PipelineError::NoCuda),
@@ -73,6 +76,30 @@ impl DeviceSetup {
             Device::Cuda => Ok(Self::Cuda(Box::new(gpu_setup(
                 pipeline, selected, settings,
             )?))),
+        }
+    }
+
+    /// Fits the segments to the device's memory, where [`ProveSettings::segment_memory`] leaves that open: to
+    /// [`ProveSettings::device_memory`], else to what is free on the GPU. A GPU with room for OpenVM's default changes
+    /// nothing. [`DeviceSetup::new`] does the same; whoever asks for an [execution](Pipeline::execution) does it first.
+    ///
+    /// # Errors
+    /// As [`DeviceSetup::new`].
+    pub fn fit(
+        pipeline: &Pipeline,
+        selected: &SelectedApcs,
+        settings: ProveSettings,
+    ) -> Result<ProveSettings, PipelineError> {
+        match settings.device {
+            Device::Cpu if settings.device_memory.is_some() => Err(DeviceMemoryError::NoGpu.into()),
+            Device::Cpu => Ok(settings),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda => {
+                let _ = (pipeline, selected);
+                Err(PipelineError::NoCuda)
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda => fit_segments(pipeline, selected, settings),
         }
     }
 
@@ -176,9 +203,9 @@ pub fn gpu_setup(
     selected: &SelectedApcs,
     settings: &ProveSettings,
 ) -> Result<GpuSetup, PipelineError> {
-    use std::panic::{catch_unwind, AssertUnwindSafe};
-
     use openvm_cuda_backend::BabyBearPoseidon2GpuEngine;
+
+    use super::fault::{catch, Stage};
 
     // Before any of OpenVM's CUDA code runs: that code panics where there is no GPU.
     let info = crate::gpu::open_device()?;
@@ -188,13 +215,57 @@ pub fn gpu_setup(
         info.capability,
         info.memory >> 20
     );
+    let settings = fit_segments(pipeline, selected, settings.clone())?;
+    let limit = settings
+        .device_memory
+        .map(crate::gpu::DeviceMemoryLimit::new)
+        .transpose()?;
     let builder = crate::vm::gpu::ApcVmGpuBuilder {
         inner: openvm_sdk_config::SdkVmGpuBuilder,
         settings: settings.gpu,
     };
-    let setup = catch_unwind(AssertUnwindSafe(|| {
+    let mut setup = catch(Stage::SetUp, || {
         let engine = BabyBearPoseidon2GpuEngine::new(settings.security.params());
-        pipeline.setup_on(engine, builder, selected, settings)
-    }));
-    setup.unwrap_or_else(|payload| Err(PipelineError::Vm(crate::apc::panic_message(&*payload))))
+        pipeline.setup_on(engine, builder, selected, &settings)
+    })??;
+    setup.device_memory = limit;
+    Ok(setup)
+}
+
+#[cfg(feature = "cuda")]
+fn fit_segments(
+    pipeline: &Pipeline,
+    selected: &SelectedApcs,
+    mut settings: ProveSettings,
+) -> Result<ProveSettings, PipelineError> {
+    if settings.segment_memory.is_some() {
+        return Ok(settings);
+    }
+    crate::gpu::open_device()?;
+    let (free, total) = crate::gpu::device::memory_info()?;
+    let usage = crate::gpu::memory::pool_usage();
+    // What the pool has free serves the next proof as well.
+    let mut available =
+        (free + (usage.reserved.saturating_sub(usage.allocated)) as usize).min(total);
+    if let Some(limit) = settings.device_memory {
+        available = available.min(limit);
+    }
+    let system = &pipeline.guest().vm_config.system.config;
+    let derived = super::device_memory::segment_memory(
+        available,
+        settings.gpu.bus_scratch,
+        selected,
+        system,
+        &settings.security.params(),
+    )?;
+    // OpenVM's default needs no mention, so that artifacts of any large GPU, and of the CPU, are the same.
+    if derived < system.segmentation_max_memory {
+        tracing::info!(
+            "segments of {} MiB, for {} MiB of device memory",
+            derived >> 20,
+            available >> 20
+        );
+        settings.segment_memory = Some(derived);
+    }
+    Ok(settings)
 }

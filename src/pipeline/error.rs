@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use super::{device_memory::DeviceMemoryError, fault::Fault};
 use crate::{
     apc::ApcError,
     bus::BusError,
@@ -86,20 +87,24 @@ pub enum PipelineError {
     /// An APC trace could not be generated.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// A stage of the prover failed.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// An earlier proof failed on the same setup.
+    #[error(
+        "an earlier proof on this setup failed in the middle, which left records and counts behind: set up anew \
+         (the old setup has to be dropped first if memory is short)"
+    )]
+    SetupFailed,
+    /// The GPU's memory does not suffice, or there is no GPU for a limit.
+    #[error(transparent)]
+    DeviceMemory(#[from] DeviceMemoryError),
     /// A bus program could not be compiled, or named.
     #[error(transparent)]
     Bus(#[from] BusError),
     /// The VM could not be set up, or its trace not be generated.
     #[error("the VM failed: {0}")]
     Vm(String),
-    /// The prover failed.
-    #[error("proving segment {segment} failed: {message}")]
-    Prove {
-        /// The segment.
-        segment: usize,
-        /// Why.
-        message: String,
-    },
     /// A constraint or a bus does not hold.
     #[error("the traces of segment {segment} are wrong: {source}")]
     Mock {

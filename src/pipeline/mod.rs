@@ -4,7 +4,9 @@ pub mod artifacts;
 #[cfg(feature = "cuda")]
 pub mod bench;
 pub mod device;
+pub mod device_memory;
 pub mod error;
+pub mod fault;
 pub mod guest;
 pub mod progress;
 pub mod proof_file;
@@ -15,7 +17,9 @@ pub mod trace_digests;
 
 pub use artifacts::{check_writable, pause_writes, write_atomically, ArtifactStore};
 pub use device::{Device, DeviceSetup};
+pub use device_memory::DeviceMemoryError;
 pub use error::PipelineError;
+pub use fault::{Cause, Fault, Stage};
 pub use guest::{Guest, GuestInput};
 pub use progress::{Progress, Silent};
 pub use security::{security_bits, Security};

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{OnceCell, RefCell},
+    mem::ManuallyDrop,
     panic::{catch_unwind, AssertUnwindSafe},
     sync::{
         atomic::{AtomicBool, Ordering},
@@ -41,6 +42,7 @@ use super::{
     artifacts::{ArtifactKey, ArtifactStore},
     device::Device,
     error::PipelineError,
+    fault::{catch, Fault, Stage},
     guest::{Guest, GuestInput},
     progress::Progress,
     security::{security_bits, Security},
@@ -51,10 +53,9 @@ use crate::{
         OriginalAirs, VmBuses,
     },
     bus::{BusKernel, F},
-    trace::TraceError,
     vm::{
         digest::SegmentDigest,
-        mock::{self, Labels, MockError, MockReport},
+        mock::{self, Labels, MockReport},
         ApcVmBuilder, ApcVmConfig,
     },
 };
@@ -81,8 +82,12 @@ pub struct SelectedApcs {
 pub struct ProveSettings {
     /// The proof system's parameters.
     pub security: Security,
-    /// Bytes that a segment's proof may take; OpenVM's default if `None`.
+    /// Bytes that a segment's proof may take, by OpenVM's estimate. If `None`, OpenVM's default, or less where the GPU's
+    /// memory asks for it (see [`super::device_memory`]).
     pub segment_memory: Option<usize>,
+    /// Bytes of device memory that this process may have, everything included; no limit if `None`. GPU only. It holds back
+    /// the rest of the device's memory for as long as the setup lives.
+    pub device_memory: Option<usize>,
     /// The kernel for the APCs' bus interactions.
     pub bus_kernel: BusKernel,
     /// Where the prover runs.
@@ -381,10 +386,13 @@ impl Pipeline {
             config,
             exe,
             vk,
-            vm,
-            committed: OnceCell::new(),
+            vm: ManuallyDrop::new(vm),
+            committed: ManuallyDrop::new(OnceCell::new()),
             commitment: OnceCell::new(),
             executed: RefCell::default(),
+            failed: false,
+            #[cfg(feature = "cuda")]
+            device_memory: None,
         })
     }
 
@@ -520,7 +528,7 @@ impl Pipeline {
         VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
-        self.prove_observed(setup, input, |_, _| Ok(()))
+        self.prove_observed(setup, input, |_, _, _| Ok(()))
     }
 
     /// As [`Pipeline::prove`], with digests of the very traces that are proven, segment by segment. The time includes
@@ -537,8 +545,8 @@ impl Pipeline {
     {
         let labels = setup.labels()?;
         let mut digests = vec![];
-        let (proven, elapsed) = self.prove_observed(setup, input, |vm, context| {
-            digests.push(digest_segment(vm, context, &labels)?);
+        let (proven, elapsed) = self.prove_observed(setup, input, |vm, context, segment| {
+            digests.push(digest_segment(vm, context, segment, &labels)?);
             Ok(())
         })?;
         Ok((proven, elapsed, digests))
@@ -557,9 +565,10 @@ impl Pipeline {
     {
         let start = Instant::now();
         let labels = setup.labels()?;
-        let digests = self.run_segments("Generating traces", setup, input, |vm, context| {
-            digest_segment(vm, &context, &labels)
-        })?;
+        let digests =
+            self.run_segments("Generating traces", setup, input, |vm, context, segment| {
+                digest_segment(vm, &context, segment, &labels)
+            })?;
         self.progress
             .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
         Ok(digests.per_segment)
@@ -573,7 +582,8 @@ impl Pipeline {
         mut observe: impl FnMut(
             &VirtualMachine<E, VB>,
             &ProvingContext<E::PB>,
-        ) -> Result<(), SegmentFailure>,
+            usize,
+        ) -> Result<(), PipelineError>,
     ) -> Result<(ProvenGuest, Duration), PipelineError>
     where
         E: StarkEngine<SC = SC>,
@@ -581,13 +591,14 @@ impl Pipeline {
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
         let start = Instant::now();
-        let proof = self.run_segments("Proving segments", setup, input, |vm, context| {
-            observe(vm, &context)?;
-            // OpenVM's GPU prover panics where the device fails.
-            catch_unwind(AssertUnwindSafe(|| vm.engine.prove(vm.pk(), context)))
-                .map_err(|payload| SegmentFailure::Prove(crate::apc::panic_message(&*payload)))?
-                .map_err(|error| SegmentFailure::Prove(format!("{error:?}")))
-        })?;
+        let proof =
+            self.run_segments("Proving segments", setup, input, |vm, context, segment| {
+                observe(vm, &context, segment)?;
+                let stage = Stage::Proof { segment };
+                // OpenVM's GPU prover panics where the device fails.
+                Ok(catch(stage, || vm.engine.prove(vm.pk(), context))?
+                    .map_err(|error| Fault::of_error(stage, &error))?)
+            })?;
         let elapsed = start.elapsed();
         self.progress
             .finish(&format!("in {:.1} s", elapsed.as_secs_f64()));
@@ -620,9 +631,11 @@ impl Pipeline {
     {
         let start = Instant::now();
         let labels = setup.labels()?;
-        let reports = self.run_segments("Checking segments", setup, input, |vm, context| {
-            mock::check(&vm.engine, vm.pk(), &context, &labels).map_err(SegmentFailure::Mock)
-        })?;
+        let reports =
+            self.run_segments("Checking segments", setup, input, |vm, context, segment| {
+                mock::check(&vm.engine, vm.pk(), &context, &labels)
+                    .map_err(|source| PipelineError::Mock { segment, source })
+            })?;
         self.progress
             .finish(&format!("in {:.1} s", start.elapsed().as_secs_f64()));
         let mut total = MockReport::default();
@@ -633,21 +646,28 @@ impl Pipeline {
     }
 
     /// Executes segment by segment, generates the traces, and hands each segment's to `consume`.
+    ///
+    /// A failure in a segment leaves the VM with the records and counts of half a segment: the setup is marked, and refused
+    /// from then on.
     fn run_segments<E, VB, R>(
         &self,
         step: &str,
         setup: &mut Setup<E, VB>,
         input: &GuestInput,
-        mut consume: impl FnMut(
+        consume: impl FnMut(
             &VirtualMachine<E, VB>,
             ProvingContext<E::PB>,
-        ) -> Result<R, SegmentFailure>,
+            usize,
+        ) -> Result<R, PipelineError>,
     ) -> Result<SegmentResults<R>, PipelineError>
     where
         E: StarkEngine<SC = SC>,
         VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
         ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
     {
+        if setup.failed {
+            return Err(PipelineError::SetupFailed);
+        }
         self.check_interrupted()?;
         let segments = match setup.executed.take() {
             Some((executed, segments)) if executed == *input => segments,
@@ -660,8 +680,31 @@ impl Pipeline {
             }
         };
         self.check_interrupted()?;
+        setup.failed = true;
+        let results = self.run_metered_segments(step, setup, input, segments, consume)?;
+        setup.failed = false;
+        Ok(results)
+    }
+
+    fn run_metered_segments<E, VB, R>(
+        &self,
+        step: &str,
+        setup: &mut Setup<E, VB>,
+        input: &GuestInput,
+        segments: Vec<Segment>,
+        mut consume: impl FnMut(
+            &VirtualMachine<E, VB>,
+            ProvingContext<E::PB>,
+            usize,
+        ) -> Result<R, PipelineError>,
+    ) -> Result<SegmentResults<R>, PipelineError>
+    where
+        E: StarkEngine<SC = SC>,
+        VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+        ApcExecutors: PreflightExecutor<F, VB::RecordArena>,
+    {
         self.progress.start("Committing to the program", None);
-        setup.load_program();
+        catch(Stage::Program, || setup.load_program())?;
         self.progress.finish("done");
         let vm = &mut setup.vm;
         let mut interpreter = vm
@@ -674,37 +717,28 @@ impl Pipeline {
             self.check_interrupted()?;
             let label = segment.to_string();
             let _span = tracing::info_span!("prove_segment", segment = label).entered();
-            vm.transport_init_memory_to_device(&state.memory);
             let PreflightExecutionOutput {
                 system_records,
                 record_arenas,
                 to_state,
-            } = vm
-                .execute_preflight(
+            } = catch(Stage::Execution { segment }, || {
+                vm.transport_init_memory_to_device(&state.memory);
+                vm.execute_preflight(
                     &mut interpreter,
                     state,
                     Some(bounds.num_insns),
                     &bounds.trace_heights,
                 )
-                .map_err(|error| execution_error(error, input, None))?;
+            })?
+            .map_err(|error| execution_error(error, input, None))?;
             state = to_state;
             // OpenVM's chips cannot return errors: ours come as the payload of a panic.
-            let context = catch_unwind(AssertUnwindSafe(|| {
+            let context = catch(Stage::Traces { segment }, || {
                 vm.generate_proving_ctx(system_records, record_arenas)
-            }))
-            .map_err(|payload| match payload.downcast::<TraceError>() {
-                Ok(error) => PipelineError::Trace(*error),
-                Err(payload) => PipelineError::Vm(crate::apc::panic_message(&*payload)),
             })?
             .map_err(|error| PipelineError::Vm(error.to_string()))?;
             self.check_interrupted()?;
-            results.push(consume(vm, context).map_err(|failure| match failure {
-                SegmentFailure::Prove(message) => PipelineError::Prove { segment, message },
-                SegmentFailure::Mock(source) => PipelineError::Mock { segment, source },
-                SegmentFailure::Digest(message) => {
-                    PipelineError::Vm(format!("the traces of segment {segment}: {message}"))
-                }
-            })?);
+            results.push(consume(vm, context, segment)?);
             self.progress.advance(1);
         }
         let system: &SystemConfig = setup.config.as_ref();
@@ -725,27 +759,21 @@ impl Pipeline {
     }
 }
 
-enum SegmentFailure {
-    Prove(String),
-    Mock(MockError),
-    Digest(String),
-}
-
 /// Digests a segment's traces.
 fn digest_segment<E, VB>(
     vm: &VirtualMachine<E, VB>,
     context: &ProvingContext<E::PB>,
+    segment: usize,
     labels: &Labels,
-) -> Result<SegmentDigest, SegmentFailure>
+) -> Result<SegmentDigest, PipelineError>
 where
     E: StarkEngine<SC = SC>,
     VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
 {
     // stark-backend's transporters panic where the device fails.
-    catch_unwind(AssertUnwindSafe(|| {
+    Ok(catch(Stage::Traces { segment }, || {
         SegmentDigest::of(&vm.engine, vm.pk(), context, labels)
-    }))
-    .map_err(|payload| SegmentFailure::Digest(crate::apc::panic_message(&*payload)))
+    })?)
 }
 
 struct SegmentResults<R> {
@@ -765,15 +793,40 @@ where
     pub exe: Arc<VmExe<F>>,
     /// The verifying key.
     pub vk: MultiStarkVerifyingKey<SC>,
-    /// The VM.
-    pub vm: VirtualMachine<E, VB>,
+    /// The VM. Whoever uses it directly takes care that no proof is abandoned in the middle.
+    pub vm: ManuallyDrop<VirtualMachine<E, VB>>,
     /// The program, committed to on the device, until the VM takes it. It takes some seconds, and execution needs none
     /// of it: so on first use.
-    committed: OnceCell<CommittedTraceData<E::PB>>,
+    committed: ManuallyDrop<OnceCell<CommittedTraceData<E::PB>>>,
     /// The commitment to the program, once it is known.
     commitment: OnceCell<[F; 8]>,
     /// The segments of the last execution, for the proof of the same input that usually follows.
     executed: RefCell<Option<(GuestInput, Vec<Segment>)>>,
+    /// A proof was abandoned in the middle.
+    failed: bool,
+    /// Held for as long as the VM lives.
+    #[cfg(feature = "cuda")]
+    pub(super) device_memory: Option<crate::gpu::DeviceMemoryLimit>,
+}
+
+impl<E, VB> Drop for Setup<E, VB>
+where
+    E: StarkEngine<SC = SC>,
+    VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
+{
+    fn drop(&mut self) {
+        // OpenVM's destructors of device memory panic, and thereby abort, once the CUDA context is lost. There is nothing to
+        // free any more then: it is left alone.
+        #[cfg(feature = "cuda")]
+        if crate::gpu::device::check_context().is_err() {
+            return;
+        }
+        // SAFETY: both are dropped here only, and used no more.
+        unsafe {
+            ManuallyDrop::drop(&mut self.committed);
+            ManuallyDrop::drop(&mut self.vm);
+        }
+    }
 }
 
 impl<E, VB> Setup<E, VB>
@@ -801,12 +854,16 @@ where
             .map_err(|error| execution_error(error, input, None))
     }
 
-    fn program_commitment(&self) -> &[F; 8] {
-        self.commitment.get_or_init(|| {
+    fn program_commitment(&self) -> Result<[F; 8], Fault> {
+        if let Some(commitment) = self.commitment.get() {
+            return Ok(*commitment);
+        }
+        let commitment = catch(Stage::Program, || {
             self.committed
                 .get_or_init(|| self.vm.commit_program_on_device(&self.exe.program))
                 .commitment
-        })
+        })?;
+        Ok(*self.commitment.get_or_init(|| commitment))
     }
 
     /// Hands the committed program to the VM, which keeps it from then on.
@@ -841,7 +898,7 @@ where
     /// The commitment to the rewritten program, its initial memory and its first pc, as a valid proof carries it.
     pub fn exe_commit(&self) -> Result<[u32; 8], PipelineError> {
         let system: &SystemConfig = self.config.as_ref();
-        Ok(exe_commit(system, &self.exe, self.program_commitment()))
+        Ok(exe_commit(system, &self.exe, &self.program_commitment()?))
     }
 }
 

@@ -292,7 +292,7 @@ fn original_traces(
         .zip(dummy_traces)
         .zip(dummy_names)
         .map(|((planned, trace), name)| {
-            let expected = planned.rows_per_call * calls;
+            let expected = planned.rows_per_call.saturating_mul(calls);
             if trace.height() < expected {
                 return Err(TraceError::DummyTrace {
                     apc: apc.name.clone(),
