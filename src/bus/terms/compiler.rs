@@ -179,3 +179,76 @@ impl Program {
 }
 
 const _: () = assert!(super::MAX_TERMS < 1 << 16);
+
+#[cfg(test)]
+mod tests {
+    use powdr_autoprecompiles::{
+        expression::{AlgebraicExpression, AlgebraicReference},
+        symbolic_machine::SymbolicBusInteraction,
+    };
+    use powdr_number::BabyBearField;
+
+    use super::*;
+    use crate::bus::{table::VariableRangeCheckerTable, ColumnOrder};
+
+    type Expression = AlgebraicExpression<BabyBearField>;
+
+    fn column(id: u64) -> Expression {
+        AlgebraicExpression::Reference(AlgebraicReference {
+            name: format!("column_{id}").into(),
+            id,
+        })
+    }
+
+    fn number(value: u32) -> Expression {
+        AlgebraicExpression::Number(BabyBearField::from(value))
+    }
+
+    fn compile(checks: Vec<[Expression; 2]>) -> Program {
+        let tables = PeripheryTables {
+            variable_range_checker: Some(VariableRangeCheckerTable {
+                bus_id: 3,
+                range_max_bits: 17,
+            }),
+            ..PeripheryTables::default()
+        };
+        let interactions: Vec<_> = checks
+            .into_iter()
+            .map(|args| SymbolicBusInteraction {
+                id: 3,
+                mult: number(1),
+                args: args.to_vec(),
+            })
+            .collect();
+        let counting =
+            CountingInteractions::new(&interactions, &ColumnOrder::new(0..3), None, &tables)
+                .expect("two arguments each");
+        Program::compile(&counting).expect("small expressions")
+    }
+
+    #[test]
+    fn what_is_no_sum_is_left_to_bytecode() {
+        let program = compile(vec![
+            [column(0) * column(1) - column(2), number(8)],
+            [column(0) * column(1) * column(2), number(8)],
+            [column(0), column(1)],
+            // A width that is constant once it is expanded.
+            [column(0), column(1) - column(1) + number(3)],
+        ]);
+        assert_eq!(program.interactions().len(), 2);
+        assert_eq!(program.rest().interactions().len(), 2);
+        assert_eq!((program.linear().len(), program.products().len()), (2, 1));
+        assert_eq!(program.interactions()[1].bins(), Some([7, 14]));
+    }
+
+    #[test]
+    fn a_width_that_the_table_lacks_has_no_bins() {
+        let program = compile(vec![[column(0), number(17)], [column(0), number(18)]]);
+        assert_eq!(
+            program.interactions()[0].bins(),
+            Some([(1 << 17) - 1, (1 << 18) - 2])
+        );
+        assert_eq!(program.interactions()[1].bins(), None);
+        assert_eq!(program.interactions()[1].bin(0, 0), None);
+    }
+}

@@ -324,7 +324,8 @@ mod tests {
     /// Every chunk lies in one group, every interaction in one split, no block is idle.
     #[test]
     fn blocks_cover_the_work() {
-        let shared = SharedCounters::choose(&program(&[(3, vec![8])]), H200.shared_memory);
+        let shared =
+            SharedCounters::choose(&program(&vec![(3, vec![8]); 1000]), H200.shared_memory);
         for live_rows in [
             1,
             2,
