@@ -234,7 +234,10 @@ fn check(arguments: &GuestArguments) -> Result<()> {
     again("running out of memory for buffers of our own")?;
 
     let tiny_scratch = ProveSettings {
-        gpu: GpuSettings { bus_scratch: 1 },
+        gpu: GpuSettings {
+            bus_scratch: 1,
+            ..Default::default()
+        },
         ..settings()
     };
     let error = expect_failure(job.prove(&tiny_scratch, input))?;
