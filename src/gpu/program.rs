@@ -28,7 +28,7 @@ use crate::bus::{
 
 /// Additions of a `terms` launch from which on its blocks count in shared memory, unless told otherwise: measured
 /// (`docs/experiments.md`).
-pub const DEFAULT_PRIVATE_FROM_ADDITIONS: u64 = 1 << 18;
+pub const DEFAULT_PRIVATE_FROM_ADDITIONS: u64 = 5 << 17;
 
 /// Bytes of intermediates that a `dag` launch may use unless told otherwise.
 pub const DEFAULT_BUS_SCRATCH: usize = 256 << 20;

@@ -222,13 +222,12 @@ impl Program {
                 limit: MAX_SLOTS,
             });
         }
-        let output = |node: usize| {
-            let rule = rule_of_node
+        let rule_of = |node: usize| {
+            *rule_of_node
                 .get(&node)
-                .map(|&rule| &rules[rule].inner)
-                .expect("every operand is an output of the dag");
-            output_of(rule)
+                .expect("every operand is an output of the dag")
         };
+        let output = |node: usize| output_of(&rules[rule_of(node)].inner);
         // A rule that fills no slot is a bare column or a constant, which its users read themselves: nothing to run.
         let mut kept_before = Vec::with_capacity(rules.len() + 1);
         let mut encoded = Vec::with_capacity(rules.len());
@@ -242,9 +241,7 @@ impl Program {
         let dispatch_after = |last: usize| match schedule.dispatch {
             Dispatch::Pinned => encoded.len(),
             // `last` is the node of some operand, of this interaction or of one before it.
-            Dispatch::Early => rule_of_node
-                .get(&last)
-                .map_or(0, |&rule| kept_before[rule + 1]),
+            Dispatch::Early => kept_before[rule_of(last) + 1],
         };
         let compiled = ordered
             .iter()

@@ -249,7 +249,7 @@ mod tests {
         shared_memory: 227 << 10,
         global_warps: 8,
         private_warps: 28,
-        private_from_additions: 1 << 18,
+        private_from_additions: 5 << 17,
     };
 
     fn column(id: u64) -> AlgebraicExpression<BabyBearField> {
