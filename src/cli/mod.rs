@@ -79,7 +79,10 @@ fn handle_interrupts() {
     let handler = || {
         let _nothing_half_written = pause_writes();
         eprintln!("\ninterrupted");
-        std::process::exit(INTERRUPTED.into());
+        // Not `std::process::exit`: that takes the CUDA runtime down while other threads still use it, and OpenVM's
+        // destructors, which panic on errors, would abort the process.
+        // SAFETY: ends the process; nothing runs after it.
+        unsafe { libc::_exit(INTERRUPTED.into()) }
     };
     // It fails if there is a handler already, which is then whoever's who set it.
     let _ = ctrlc::set_handler(handler);

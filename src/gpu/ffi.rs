@@ -72,6 +72,8 @@ extern "C" {
         stream: cudaStream_t,
     ) -> c_int;
 
+    pub fn _apc_apply_bus_terms_prepare(shared_bytes: usize) -> c_int;
+
     pub fn _apc_apply_bus_terms_warps(counts_in_shared_memory: bool) -> u32;
 
     pub fn _column_read_floor(

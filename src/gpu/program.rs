@@ -201,6 +201,9 @@ impl DeviceBusProgram {
             }
             BusProgram::Terms(program) => {
                 let limits = limits(settings.private_from_additions)?;
+                // SAFETY: takes a number, and touches no memory of ours.
+                let status = unsafe { ffi::_apc_apply_bus_terms_prepare(limits.shared_memory) };
+                check(apc, "apc_apply_bus_terms", status)?;
                 Kind::Terms {
                     interactions: memory::upload(
                         program.interactions(),

@@ -363,7 +363,7 @@ mod tests {
         assert_eq!((launch.groups, launch.chunks_per_group), (128, 8));
         assert_eq!(launch.chunks_per_warp, 8);
         // Few interactions: rows keep the warps busy.
-        let launch = Launch::plan(131_040, 26, &shared, &H200);
-        assert_eq!((launch.groups, launch.chunks_per_warp), (128, 2));
+        let launch = Launch::plan(131_040, 55, &shared, &H200);
+        assert_eq!((launch.groups, launch.chunks_per_warp), (128, 3));
     }
 }
