@@ -203,6 +203,11 @@ int launch_kernel(
 ) {
     const auto kernel = apc_apply_bus_terms_kernel<ROWS, THREADS, PRIVATE>;
     const size_t shared_bytes = PRIVATE ? size_t(launch.shared_words) * sizeof(uint32_t) : 0;
+    if constexpr (PRIVATE) {
+        const cudaError_t status =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+        if (status != cudaSuccess) return status;
+    }
     const uint64_t blocks = uint64_t(launch.groups) * launch.splits;
     if (blocks == 0 || blocks > 0x7fffffffull) return cudaErrorInvalidConfiguration;
     kernel<<<unsigned(blocks), THREADS, shared_bytes, stream>>>(trace, program, launch, counts);
@@ -211,24 +216,19 @@ int launch_kernel(
 
 } // namespace
 
-// Has the driver load the kernels, which it would else do in the middle of the first launch of each, and allows blocks
-// `shared_bytes` of shared memory.
-extern "C" int _apc_apply_bus_terms_prepare(size_t shared_bytes) {
-    const auto in_shared_memory = apc_apply_bus_terms_kernel<4, PRIVATE_THREADS, true>;
+// Has the driver load the kernels, which it would else do in the middle of the first launch of each.
+extern "C" int _apc_apply_bus_terms_load() {
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, apc_apply_bus_terms_kernel<1, GLOBAL_THREADS, false>);
     if (status == cudaSuccess) {
         status = cudaFuncGetAttributes(&attributes, apc_apply_bus_terms_kernel<4, GLOBAL_THREADS, false>);
     }
-    if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, in_shared_memory);
     if (status == cudaSuccess) {
-        status =
-            cudaFuncSetAttribute(in_shared_memory, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
+        status = cudaFuncGetAttributes(&attributes, apc_apply_bus_terms_kernel<4, PRIVATE_THREADS, true>);
     }
     return status;
 }
 
-// `_apc_apply_bus_terms_prepare` has to have been called on this device.
 extern "C" int _apc_apply_bus_terms(
     BusTrace trace,
     TermsProgram program,

@@ -72,7 +72,7 @@ extern "C" {
         stream: cudaStream_t,
     ) -> c_int;
 
-    pub fn _apc_apply_bus_terms_prepare(shared_bytes: usize) -> c_int;
+    pub fn _apc_apply_bus_terms_load() -> c_int;
 
     pub fn _apc_apply_bus_terms_warps(counts_in_shared_memory: bool) -> u32;
 

@@ -201,8 +201,8 @@ impl DeviceBusProgram {
             }
             BusProgram::Terms(program) => {
                 let limits = limits(settings.private_from_additions)?;
-                // SAFETY: takes a number, and touches no memory of ours.
-                let status = unsafe { ffi::_apc_apply_bus_terms_prepare(limits.shared_memory) };
+                // SAFETY: takes no arguments, and touches no memory of ours.
+                let status = unsafe { ffi::_apc_apply_bus_terms_load() };
                 check(apc, "apc_apply_bus_terms", status)?;
                 Kind::Terms {
                     interactions: memory::upload(
