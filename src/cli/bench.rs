@@ -24,6 +24,7 @@ pub fn run(arguments: &BenchArguments) -> Result<(), PipelineError> {
         .iter()
         .map(|name| name.parse())
         .collect::<Result<Vec<BusKernel>, BusError>>()?;
+    Device::Cuda.check()?;
     let pipeline = super::pipeline(common)?;
     let selected =
         pipeline.select_apcs(&super::apc_settings(common), &super::profile_input(common))?;
@@ -46,7 +47,8 @@ pub fn run(arguments: &BenchArguments) -> Result<(), PipelineError> {
     )?;
     print(&report);
     if let Some(path) = &arguments.json {
-        let mut json = serde_json::to_vec_pretty(&report).unwrap_or_default();
+        let mut json =
+            serde_json::to_vec_pretty(&report).expect("numbers and names have a JSON form");
         json.push(b'\n');
         write_atomically("the benchmark's results", path, &json)?;
     }

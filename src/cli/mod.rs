@@ -261,6 +261,7 @@ fn profile_input(common: &Common) -> GuestInput {
 }
 
 fn prove_settings(arguments: &SetupArguments) -> Result<ProveSettings, PipelineError> {
+    arguments.device.check()?;
     Ok(ProveSettings {
         security: arguments.security,
         segment_memory: arguments.segment_memory.map(mebibytes),

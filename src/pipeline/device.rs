@@ -55,6 +55,23 @@ macro_rules! on_either {
     };
 }
 
+impl Device {
+    /// Whether the prover can run there: to be asked before work that would be lost otherwise.
+    ///
+    /// # Errors
+    /// [`PipelineError::NoCuda`] for a GPU with a binary built without CUDA, [`PipelineError::Gpu`] for a GPU that is
+    /// not there or cannot run this binary.
+    pub fn check(self) -> Result<(), PipelineError> {
+        match self {
+            Device::Cpu => Ok(()),
+            #[cfg(not(feature = "cuda"))]
+            Device::Cuda => Err(PipelineError::NoCuda),
+            #[cfg(feature = "cuda")]
+            Device::Cuda => Ok(crate::gpu::open_device().map(drop)?),
+        }
+    }
+}
+
 impl DeviceSetup {
     /// Sets up the VM with the APCs on the device that the settings name.
     ///
