@@ -22,7 +22,7 @@ use eyre::{bail, ensure, eyre, Result};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use openvm_apc::{
     apc::ApcSettings,
-    bus::BusKernel,
+    bus::{table::PeripheryTables, BusKernel},
     gpu::{
         device::{check_context, memory_info},
         limit::held_back_bytes,
@@ -405,6 +405,39 @@ fn program(job: &Job, device_ctx: &GpuDeviceCtx) -> Result<DeviceBusProgram> {
     )?)
 }
 
+/// Buffers for the counts of the VM's periphery tables.
+struct Counts {
+    buffers: [DeviceBuffer<u32>; 3],
+    tables: PeripheryTables,
+}
+
+impl Counts {
+    fn new(job: &Job, device_ctx: &GpuDeviceCtx) -> Result<Self, GpuError> {
+        let tables = job.selected.buses.tables;
+        let [ranges, tuples, bitwise] = tables.bins();
+        let buffer = |bins: usize| upload(&vec![0u32; bins], &|| "a table".to_string(), device_ctx);
+        Ok(Self {
+            buffers: [buffer(ranges)?, buffer(tuples)?, buffer(bitwise)?],
+            tables,
+        })
+    }
+
+    fn pointers(&self) -> PeripheryCounts {
+        let [ranges, tuples, bitwise] = &self.buffers;
+        let mut counts = PeripheryCounts::none();
+        if self.tables.variable_range_checker.is_some() {
+            counts = counts.with_variable_range_checker(ranges);
+        }
+        if let Some(table) = self.tables.range_tuple_checker {
+            counts = counts.with_range_tuple_checker(tuples, table.sizes);
+        }
+        if self.tables.bitwise_lookup.is_some() {
+            counts = counts.with_bitwise_lookup(bitwise);
+        }
+        counts
+    }
+}
+
 /// Launches that the runtime refuses leave stream and process usable.
 fn failing_launch(job: &Job) -> Result<()> {
     let device_ctx = GpuDeviceCtx::for_current_device()?;
@@ -421,15 +454,18 @@ fn failing_launch(job: &Job) -> Result<()> {
         live_rows,
     };
     let scratch = BusScratch::default();
-    let table = |bins: usize| -> Result<DeviceBuffer<u32>, GpuError> {
-        upload(&vec![0u32; bins], &|| "a table".to_string(), &device_ctx)
-    };
-    let (ranges, tuples, bitwise) = (table(1 << 18)?, table(256 * 2048)?, table(1 << 17)?);
-    let counts = PeripheryCounts::none()
-        .with_variable_range_checker(&ranges)
-        .with_range_tuple_checker(&tuples, [256, 2048])
-        .with_bitwise_lookup(&bitwise);
-    let launch = |rows: BusTrace| program.launch(rows, counts, &scratch, &device_ctx);
+    let counts = Counts::new(job, &device_ctx)?;
+    // A VM with other tables.
+    let error = program
+        .launch(row(1), PeripheryCounts::none(), &scratch, &device_ctx)
+        .err()
+        .ok_or_else(|| eyre!("a launch without tables went through"))?;
+    println!("no tables: {error}");
+    ensure!(
+        matches!(error, GpuError::OtherTables { .. }),
+        "another error"
+    );
+    let launch = |rows: BusTrace| program.launch(rows, counts.pointers(), &scratch, &device_ctx);
     // More blocks than a grid may have.
     let error = launch(row(1 << 45))
         .err()
@@ -465,7 +501,7 @@ fn failing_launch(job: &Job) -> Result<()> {
     // Nothing of it sticks, and nothing was counted before.
     let counted = || -> Result<u64> {
         let mut sum = 0;
-        for buffer in [&ranges, &tuples, &bitwise] {
+        for buffer in &counts.buffers {
             let counts = buffer.to_host_on(&device_ctx)?;
             sum += counts.into_iter().map(u64::from).sum::<u64>();
         }
@@ -526,6 +562,7 @@ fn sticky(arguments: &GuestArguments, when: &str) -> Result<()> {
     job.prove_on(&mut setup, arguments.input)?;
     println!("proof before: right");
     let scratch = BusScratch::default();
+    let counts = Counts::new(&job, &device_ctx)?;
     let astray = || {
         // An address that is no memory of the device.
         let nowhere = BusTrace {
@@ -533,7 +570,7 @@ fn sticky(arguments: &GuestArguments, when: &str) -> Result<()> {
             height: 1,
             live_rows: 1,
         };
-        program.launch(nowhere, PeripheryCounts::none(), &scratch, &device_ctx)
+        program.launch(nowhere, counts.pointers(), &scratch, &device_ctx)
     };
     let result = if when == "before" {
         astray()?;

@@ -5,11 +5,11 @@ mod common;
 
 use common::{build, loops, Assembler, Config, Context, Prover};
 use openvm_apc::{
-    apc::GuestProgram,
+    apc::{Autoprecompile, GuestProgram},
     bus::{BusKernel, F},
     vm::{
         mock::{MockError, Unsatisfied},
-        ApcVmConfig,
+        ApcVmConfig, ApcVmError,
     },
 };
 use openvm_circuit::{
@@ -304,6 +304,32 @@ fn apcs_keep_the_security_level() {
         .keygen(&Config::default_from_params(params));
     let bits = SoundnessCalculator::calculate_from_vk(&pk.get_vk()).total_bits;
     assert!(bits >= 100.0, "{bits}");
+}
+
+#[test]
+fn an_apc_of_another_vm_is_refused() {
+    let (airs, apcs) = build(&registers_only(), 1);
+    let with = |change: fn(&mut Autoprecompile)| {
+        let mut apc = apcs[0].clone();
+        change(&mut apc);
+        ApcVmConfig::new(
+            common::inner_config(),
+            airs.buses.clone(),
+            vec![apc],
+            BusKernel::default(),
+        )
+        .expect_err("the APC is of another VM")
+    };
+    let error = with(|apc| apc.instructions[0].opcode = 0xffff);
+    assert!(
+        matches!(&error, ApcVmError::UnknownInstruction { instruction, .. } if instruction.contains("0xffff")),
+        "{error}"
+    );
+    let error = with(|apc| apc.original_airs[0] = 1000);
+    assert!(
+        matches!(&error, ApcVmError::OtherVm { air: 1000, .. }),
+        "{error}"
+    );
 }
 
 #[test]

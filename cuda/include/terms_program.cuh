@@ -1,15 +1,18 @@
 // The `terms` bus program on the device: the host's side is `src/bus/terms`, where the records are explained.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+
+#include "layout.cuh"
 
 // coefficient · column
 struct TermsLinear {
     uint32_t column;
     uint32_t coefficient;
 };
-static_assert(sizeof(TermsLinear) == 8, "TermsLinear differs from the host's");
+PIN_LAYOUT(TermsLinear, 8, 4);
+PIN_FIELD(TermsLinear, column, 0);
+PIN_FIELD(TermsLinear, coefficient, 4);
 
 // coefficient · column · column
 struct alignas(16) TermsProduct {
@@ -17,8 +20,10 @@ struct alignas(16) TermsProduct {
     uint32_t coefficient;
     uint32_t padding;
 };
-static_assert(sizeof(TermsProduct) == 16 && offsetof(TermsProduct, coefficient) == 8,
-              "TermsProduct differs from the host's");
+PIN_LAYOUT(TermsProduct, 16, 16);
+PIN_FIELD(TermsProduct, columns, 0);
+PIN_FIELD(TermsProduct, coefficient, 8);
+PIN_FIELD(TermsProduct, padding, 12);
 
 // A sum: its constant, and the numbers of its linear (lower half) and quadratic (upper half) terms.
 struct TermsOperand {
@@ -28,6 +33,9 @@ struct TermsOperand {
     __device__ __forceinline__ uint32_t linear() const { return terms & 0xffff; }
     __device__ __forceinline__ uint32_t products() const { return terms >> 16; }
 };
+PIN_LAYOUT(TermsOperand, 8, 4);
+PIN_FIELD(TermsOperand, constant, 0);
+PIN_FIELD(TermsOperand, terms, 4);
 
 // Counts into bin `first_bin + first * stride + second` of its table if both operands are below their bounds. The linear
 // terms of `first`, `second` and `multiplicity` follow each other from `linear_start` on; likewise the quadratic ones.
@@ -44,10 +52,18 @@ struct alignas(16) TermsInteraction {
     TermsOperand multiplicity;
     uint32_t padding[2];
 };
-static_assert(sizeof(TermsInteraction) == 64 && offsetof(TermsInteraction, first_bin) == 8 &&
-                  offsetof(TermsInteraction, bounds) == 16 && offsetof(TermsInteraction, linear_start) == 24 &&
-                  offsetof(TermsInteraction, first) == 32 && offsetof(TermsInteraction, multiplicity) == 48,
-              "TermsInteraction differs from the host's");
+PIN_LAYOUT(TermsInteraction, 64, 16);
+PIN_FIELD(TermsInteraction, table, 0);
+PIN_FIELD(TermsInteraction, flags, 4);
+PIN_FIELD(TermsInteraction, first_bin, 8);
+PIN_FIELD(TermsInteraction, stride, 12);
+PIN_FIELD(TermsInteraction, bounds, 16);
+PIN_FIELD(TermsInteraction, linear_start, 24);
+PIN_FIELD(TermsInteraction, product_start, 28);
+PIN_FIELD(TermsInteraction, first, 32);
+PIN_FIELD(TermsInteraction, second, 40);
+PIN_FIELD(TermsInteraction, multiplicity, 48);
+PIN_FIELD(TermsInteraction, padding, 56);
 
 struct TermsProgram {
     const TermsInteraction *interactions;
@@ -56,8 +72,12 @@ struct TermsProgram {
     uint32_t interaction_count;
     uint32_t padding;
 };
-static_assert(sizeof(TermsProgram) == 32 && offsetof(TermsProgram, interaction_count) == 24,
-              "TermsProgram differs from the host's");
+PIN_LAYOUT(TermsProgram, 32, 8);
+PIN_FIELD(TermsProgram, interactions, 0);
+PIN_FIELD(TermsProgram, linear, 8);
+PIN_FIELD(TermsProgram, products, 16);
+PIN_FIELD(TermsProgram, interaction_count, 24);
+PIN_FIELD(TermsProgram, padding, 28);
 
 // Bins of a table that every block counts in shared memory: `bins` of them from `first_bin` on (both even), two to a word,
 // from word `first_word` on. No bins: the table is counted in global memory.
@@ -66,7 +86,10 @@ struct TermsPrivateBins {
     uint32_t bins;
     uint32_t first_word;
 };
-static_assert(sizeof(TermsPrivateBins) == 12, "TermsPrivateBins differs from the host's");
+PIN_LAYOUT(TermsPrivateBins, 12, 4);
+PIN_FIELD(TermsPrivateBins, first_bin, 0);
+PIN_FIELD(TermsPrivateBins, bins, 4);
+PIN_FIELD(TermsPrivateBins, first_word, 8);
 
 // How the work is split: `groups × splits` blocks; a group is `chunks_per_group` chunks of rows, a split a part of the
 // interactions; a warp takes `chunks_per_warp` of them at a time with one interaction.
@@ -78,5 +101,10 @@ struct TermsLaunch {
     uint32_t shared_words;
     TermsPrivateBins private_bins[3];
 };
-static_assert(sizeof(TermsLaunch) == 56 && offsetof(TermsLaunch, shared_words) == 16 && offsetof(TermsLaunch, private_bins) == 20,
-              "TermsLaunch differs from the host's");
+PIN_LAYOUT(TermsLaunch, 56, 4);
+PIN_FIELD(TermsLaunch, groups, 0);
+PIN_FIELD(TermsLaunch, splits, 4);
+PIN_FIELD(TermsLaunch, chunks_per_group, 8);
+PIN_FIELD(TermsLaunch, chunks_per_warp, 12);
+PIN_FIELD(TermsLaunch, shared_words, 16);
+PIN_FIELD(TermsLaunch, private_bins, 20);

@@ -6,16 +6,19 @@
 #include "codec.cuh"
 #include "device_structs.cuh"
 #include "launcher.cuh"
+#include "layout.cuh"
 #include "periphery.cuh"
 
-static_assert(sizeof(Rule) == 16 && alignof(Rule) == 8, "Rule differs from the host's");
+PIN_LAYOUT(Rule, 16, 8);
 
 // Where an interaction finds an operand once all rules have run.
 struct DagOutput {
     uint32_t kind;
     uint32_t value;
 };
-static_assert(sizeof(DagOutput) == 8 && alignof(DagOutput) == 4, "DagOutput differs from the host's");
+PIN_LAYOUT(DagOutput, 8, 4);
+PIN_FIELD(DagOutput, kind, 0);
+PIN_FIELD(DagOutput, value, 4);
 
 enum DagOutputKind : uint32_t {
     OUTPUT_SLOT = 0,
@@ -34,11 +37,14 @@ struct DagInteraction {
     // How many rules run before the interaction is dispatched; not decreasing.
     uint32_t dispatch_after;
 };
-static_assert(sizeof(DagInteraction) == 44 && alignof(DagInteraction) == 4, "DagInteraction differs from the host's");
-static_assert(offsetof(DagInteraction, flags) == 4 && offsetof(DagInteraction, multiplicity) == 8 &&
-                  offsetof(DagInteraction, first) == 16 && offsetof(DagInteraction, second) == 24 &&
-                  offsetof(DagInteraction, selector) == 32 && offsetof(DagInteraction, dispatch_after) == 40,
-              "DagInteraction differs from the host's");
+PIN_LAYOUT(DagInteraction, 44, 4);
+PIN_FIELD(DagInteraction, table, 0);
+PIN_FIELD(DagInteraction, flags, 4);
+PIN_FIELD(DagInteraction, multiplicity, 8);
+PIN_FIELD(DagInteraction, first, 16);
+PIN_FIELD(DagInteraction, second, 24);
+PIN_FIELD(DagInteraction, selector, 32);
+PIN_FIELD(DagInteraction, dispatch_after, 40);
 
 namespace {
 

@@ -3,6 +3,7 @@
 
 #include "device_structs.cuh"
 #include "launcher.cuh"
+#include "layout.cuh"
 #include "periphery.cuh"
 #include "stack_machine.cuh"
 
@@ -11,7 +12,9 @@ struct CodeSpan {
     uint32_t start;
     uint32_t length;
 };
-static_assert(sizeof(CodeSpan) == 8 && alignof(CodeSpan) == 4, "CodeSpan differs from the host's");
+PIN_LAYOUT(CodeSpan, 8, 4);
+PIN_FIELD(CodeSpan, start, 0);
+PIN_FIELD(CodeSpan, length, 4);
 
 // One counted interaction: which table, and where its expressions are. `selector` is empty but for the bitwise table.
 struct VmInteraction {
@@ -22,11 +25,13 @@ struct VmInteraction {
     CodeSpan second;
     CodeSpan selector;
 };
-static_assert(sizeof(VmInteraction) == 40 && alignof(VmInteraction) == 4, "VmInteraction differs from the host's");
-static_assert(offsetof(VmInteraction, flags) == 4 && offsetof(VmInteraction, multiplicity) == 8 &&
-                  offsetof(VmInteraction, first) == 16 && offsetof(VmInteraction, second) == 24 &&
-                  offsetof(VmInteraction, selector) == 32,
-              "VmInteraction differs from the host's");
+PIN_LAYOUT(VmInteraction, 40, 4);
+PIN_FIELD(VmInteraction, table, 0);
+PIN_FIELD(VmInteraction, flags, 4);
+PIN_FIELD(VmInteraction, multiplicity, 8);
+PIN_FIELD(VmInteraction, first, 16);
+PIN_FIELD(VmInteraction, second, 24);
+PIN_FIELD(VmInteraction, selector, 32);
 
 namespace {
 

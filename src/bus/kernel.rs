@@ -110,6 +110,15 @@ pub enum BusProgram {
 }
 
 impl BusProgram {
+    /// The tables that it was compiled for.
+    pub fn tables(&self) -> &PeripheryTables {
+        match self {
+            BusProgram::Vm(program) => program.tables(),
+            BusProgram::Dag(program) => program.tables(),
+            BusProgram::Terms(program) => program.tables(),
+        }
+    }
+
     /// Counts the interactions of the first `live_rows` rows of the trace, interpreting the words that the device reads.
     pub fn replay(
         &self,

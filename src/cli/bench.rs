@@ -60,7 +60,7 @@ fn print(report: &openvm_apc::pipeline::bench::BenchReport) {
     use openvm_apc::trace::substage::Substage;
 
     println!(
-        "{}\n{} APCs, {} segment(s); GPU ms by CUDA events, the run with the median bus_kernel sum",
+        "{}\n{} APCs, {} segment(s); GPU ms by CUDA events, of the proofs after the first, the one with the median bus_kernel sum",
         report.provenance, report.apcs, report.segments
     );
     let first = report.kernels.first().and_then(|kernel| kernel.median());

@@ -4,7 +4,7 @@
 //! [`record_launches`] makes every stopwatch of the process report into one list, for whole proofs.
 
 use std::sync::{
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
     Mutex, PoisonError,
 };
 
@@ -105,12 +105,27 @@ pub struct LaunchTiming {
     pub substage: &'static str,
     /// The APC that it was done for.
     pub apc: String,
+    /// The segment, counted from zero.
+    pub segment: usize,
     /// GPU time.
     pub milliseconds: f64,
 }
 
+struct Recorded {
+    substage: &'static str,
+    apc: String,
+    segment: usize,
+    stopwatch: Stopwatch,
+}
+
 static RECORDING: AtomicBool = AtomicBool::new(false);
-static RECORDED: Mutex<Vec<(&'static str, String, Stopwatch)>> = Mutex::new(Vec::new());
+static RECORDED: Mutex<Vec<Recorded>> = Mutex::new(Vec::new());
+static SEGMENT: AtomicUsize = AtomicUsize::new(0);
+
+/// What is recorded from here on belongs to this segment.
+pub fn enter_segment(segment: usize) {
+    SEGMENT.store(segment, Ordering::Relaxed);
+}
 
 /// Runs `enqueue` and, within [`record_launches`], times it.
 ///
@@ -125,11 +140,16 @@ pub fn timed<T>(
     if !RECORDING.load(Ordering::Relaxed) {
         return enqueue();
     }
-    let (result, watch) = Stopwatch::time(device_ctx, enqueue)?;
+    let (result, stopwatch) = Stopwatch::time(device_ctx, enqueue)?;
     RECORDED
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .push((substage, apc.to_string(), watch));
+        .push(Recorded {
+            substage,
+            apc: apc.to_string(),
+            segment: SEGMENT.load(Ordering::Relaxed),
+            stopwatch,
+        });
     Ok(result)
 }
 
@@ -159,11 +179,12 @@ pub fn record_launches<T, E: From<GpuError>>(
     let result = result?;
     let timings = recorded
         .into_iter()
-        .map(|(substage, apc, watch)| {
+        .map(|recorded| {
             Ok(LaunchTiming {
-                substage,
-                apc,
-                milliseconds: watch.milliseconds()?,
+                substage: recorded.substage,
+                apc: recorded.apc,
+                segment: recorded.segment,
+                milliseconds: recorded.stopwatch.milliseconds()?,
             })
         })
         .collect::<Result<_, GpuError>>()?;

@@ -68,6 +68,8 @@ pub fn program_uploads() -> u64 {
 /// A bus program in device memory.
 pub struct DeviceBusProgram {
     apc: String,
+    /// Bins of the tables that it was compiled for.
+    bins: [usize; 3],
     kind: Kind,
 }
 
@@ -88,7 +90,6 @@ enum Kind {
         shared: SharedCounters,
         limits: DeviceLimits,
         rest: DeviceVmProgram,
-        bins: [usize; 3],
     },
 }
 
@@ -223,13 +224,13 @@ impl DeviceBusProgram {
                     shared: SharedCounters::choose(program, limits.shared_memory),
                     limits,
                     rest: DeviceVmProgram::upload(apc, program.rest(), device_ctx)?,
-                    bins: program.tables().bins(),
                 }
             }
         };
         UPLOADS.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             apc: apc.to_string(),
+            bins: program.tables().bins(),
             kind,
         })
     }
@@ -238,7 +239,10 @@ impl DeviceBusProgram {
     /// `scratch` have to be on one stream.
     ///
     /// # Errors
-    /// [`GpuError::OutOfMemory`] for the intermediates, or [`GpuError::Launch`].
+    /// [`GpuError::OtherTables`], [`GpuError::OutOfMemory`] for the intermediates, or [`GpuError::Launch`].
+    ///
+    /// # Panics
+    /// If there are more live rows than rows, or rows without values.
     pub fn launch(
         &self,
         trace: BusTrace,
@@ -246,8 +250,16 @@ impl DeviceBusProgram {
         scratch: &BusScratch,
         device_ctx: &GpuDeviceCtx,
     ) -> Result<(), GpuError> {
-        if trace.live_rows == 0 {
+        if trace.live_rows == 0 || matches!(self.kind, Kind::Empty) {
             return Ok(());
+        }
+        // Kernels add wherever the program says: what was checked for its tables has to hold for these.
+        if counts.bins() != self.bins {
+            return Err(GpuError::OtherTables {
+                apc: self.apc.clone(),
+                program: self.bins,
+                chips: counts.bins(),
+            });
         }
         assert!(
             trace.live_rows <= trace.height && !trace.values.is_null(),
@@ -264,15 +276,7 @@ impl DeviceBusProgram {
                 shared,
                 limits,
                 rest,
-                bins,
             } => {
-                if counts.bins() != *bins {
-                    return Err(GpuError::OtherTables {
-                        apc: self.apc.clone(),
-                        program: *bins,
-                        chips: counts.bins(),
-                    });
-                }
                 rest.launch(&self.apc, trace, counts, device_ctx)?;
                 if interactions.is_empty() {
                     return Ok(());

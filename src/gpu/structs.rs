@@ -1,10 +1,13 @@
 //! Structures that the kernels read: the host's side of `cuda/include/device_structs.cuh`.
 
-use std::mem::{align_of, offset_of, size_of};
+use std::mem::{align_of, size_of};
 
 use openvm_cuda_common::d_buffer::DeviceBuffer;
 
-use crate::bus::{terms, F};
+use crate::{
+    bus::{terms, F},
+    layout::device_layout,
+};
 
 /// The trace of an original AIR: column-major, the rows of one call together.
 #[repr(C)]
@@ -20,9 +23,7 @@ pub struct OriginalTrace {
     pub padding: u32,
 }
 
-const _: () = assert!(size_of::<OriginalTrace>() == 24 && align_of::<OriginalTrace>() == 8);
-const _: () = assert!(offset_of!(OriginalTrace, height) == 8);
-const _: () = assert!(offset_of!(OriginalTrace, rows_per_call) == 16);
+device_layout!(OriginalTrace: size 24, align 8 { values: 0, height: 8, rows_per_call: 16, padding: 20 });
 
 // SAFETY: the pointer is only ever dereferenced on the device; moving or sharing its value between threads is harmless.
 unsafe impl Send for OriginalTrace {}
@@ -41,9 +42,7 @@ pub struct OriginalCell {
     pub row_in_call: u32,
 }
 
-const _: () = assert!(size_of::<OriginalCell>() == 12 && align_of::<OriginalCell>() == 4);
-const _: () = assert!(offset_of!(OriginalCell, column) == 4);
-const _: () = assert!(offset_of!(OriginalCell, row_in_call) == 8);
+device_layout!(OriginalCell: size 12, align 4 { trace: 0, column: 4, row_in_call: 8 });
 
 /// An APC column that is a copy of an original cell.
 #[repr(C)]
@@ -55,8 +54,7 @@ pub struct Substitution {
     pub apc_column: u32,
 }
 
-const _: () = assert!(size_of::<Substitution>() == 16 && align_of::<Substitution>() == 4);
-const _: () = assert!(offset_of!(Substitution, apc_column) == 12);
+device_layout!(Substitution: size 16, align 4 { cell: 0, apc_column: 12 });
 
 /// An APC column computed by a span of stack bytecode whose columns are original cells.
 #[repr(C)]
@@ -70,9 +68,7 @@ pub struct DerivedColumn {
     pub code_length: u32,
 }
 
-const _: () = assert!(size_of::<DerivedColumn>() == 12 && align_of::<DerivedColumn>() == 4);
-const _: () = assert!(offset_of!(DerivedColumn, code_start) == 4);
-const _: () = assert!(offset_of!(DerivedColumn, code_length) == 8);
+device_layout!(DerivedColumn: size 12, align 4 { apc_column: 0, code_start: 4, code_length: 8 });
 
 /// Where the periphery chips count, as u32; null and zero where the VM has no such table.
 #[repr(C)]
@@ -92,11 +88,10 @@ pub struct PeripheryCounts {
     pub padding: u32,
 }
 
-const _: () = assert!(size_of::<PeripheryCounts>() == 40 && align_of::<PeripheryCounts>() == 8);
-const _: () = assert!(offset_of!(PeripheryCounts, range_tuple_checker) == 8);
-const _: () = assert!(offset_of!(PeripheryCounts, bitwise_lookup) == 16);
-const _: () = assert!(offset_of!(PeripheryCounts, variable_range_checker_bins) == 24);
-const _: () = assert!(offset_of!(PeripheryCounts, range_tuple_sizes) == 28);
+device_layout!(PeripheryCounts: size 40, align 8 {
+    variable_range_checker: 0, range_tuple_checker: 8, bitwise_lookup: 16, variable_range_checker_bins: 24,
+    range_tuple_sizes: 28, padding: 36,
+});
 
 // SAFETY: the pointers are only ever dereferenced on the device, by atomic additions.
 unsafe impl Send for PeripheryCounts {}
@@ -138,6 +133,9 @@ impl PeripheryCounts {
     }
 
     /// Counts into the two-tuple range checker's buffer of `sizes[0] * sizes[1]` u32.
+    ///
+    /// # Panics
+    /// If the buffer has another length: kernels would write beyond it.
     pub fn with_range_tuple_checker<T>(
         mut self,
         counts: &DeviceBuffer<T>,
@@ -154,6 +152,9 @@ impl PeripheryCounts {
     }
 
     /// Counts into the 8-bit bitwise lookup's buffer of 131,072 u32.
+    ///
+    /// # Panics
+    /// If the buffer has another length: kernels would write beyond it.
     pub fn with_bitwise_lookup<T>(mut self, counts: &DeviceBuffer<T>) -> Self {
         const { assert!(size_of::<T>() == 4) };
         assert_eq!(counts.len(), crate::bus::table::BitwiseLookupTable::BINS);
@@ -174,9 +175,7 @@ pub struct BusTrace {
     pub live_rows: u64,
 }
 
-const _: () = assert!(size_of::<BusTrace>() == 24 && align_of::<BusTrace>() == 8);
-const _: () = assert!(offset_of!(BusTrace, height) == 8);
-const _: () = assert!(offset_of!(BusTrace, live_rows) == 16);
+device_layout!(BusTrace: size 24, align 8 { values: 0, height: 8, live_rows: 16 });
 
 /// The `terms` program in device memory.
 #[repr(C)]
@@ -194,8 +193,9 @@ pub struct TermsProgram {
     pub padding: u32,
 }
 
-const _: () = assert!(size_of::<TermsProgram>() == 32 && align_of::<TermsProgram>() == 8);
-const _: () = assert!(offset_of!(TermsProgram, interaction_count) == 24);
+device_layout!(TermsProgram: size 32, align 8 {
+    interactions: 0, linear: 8, products: 16, interaction_count: 24, padding: 28,
+});
 
 // The kernels read and write field elements as the 32-bit words that they are.
 const _: () = assert!(size_of::<F>() == 4 && align_of::<F>() == 4);

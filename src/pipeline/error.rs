@@ -169,13 +169,13 @@ pub enum PipelineError {
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Gpu(#[from] crate::gpu::GpuError),
-    /// What does not depend on the segment was uploaded more than once per APC.
+    /// What does not depend on the segment was not uploaded once per called APC.
     #[cfg(feature = "cuda")]
     #[error(
-        "proof {proof} with kernel {kernel} uploaded {uploads} {what}, at most {expected} were expected: what does not \
-         depend on the segment has to be uploaded once per APC and VM. This is a defect: please report it"
+        "proof {proof} with kernel {kernel} uploaded {uploads} {what}, {expected} were expected: what does not \
+         depend on the segment has to be uploaded once per called APC and VM. This is a defect: please report it"
     )]
-    UploadedAgain {
+    Uploads {
         /// The kernel.
         kernel: crate::bus::BusKernel,
         /// Which proof with it, from 1.
@@ -184,7 +184,7 @@ pub enum PipelineError {
         what: &'static str,
         /// How often.
         uploads: u64,
-        /// How often it may be.
+        /// How often it has to be.
         expected: u64,
     },
     /// A GPU was asked of a binary that cannot use one.

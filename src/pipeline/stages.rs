@@ -715,6 +715,8 @@ impl Pipeline {
         let mut results = Vec::with_capacity(segments.len());
         for (segment, bounds) in segments.into_iter().enumerate() {
             self.check_interrupted()?;
+            #[cfg(feature = "cuda")]
+            crate::gpu::event::enter_segment(segment);
             let label = segment.to_string();
             let _span = tracing::info_span!("prove_segment", segment = label).entered();
             let PreflightExecutionOutput {

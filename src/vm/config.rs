@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use openvm_circuit::arch::{
-    AirInventory, AirInventoryError, ExecutorInventory, ExecutorInventoryError, InitFileGenerator,
-    SystemConfig, VmCircuitConfig, VmExecutionConfig,
+    instructions::VmOpcode, AirInventory, AirInventoryError, ExecutorInventory,
+    ExecutorInventoryError, InitFileGenerator, SystemConfig, VmCircuitConfig, VmExecutionConfig,
 };
 use openvm_stark_backend::p3_air::BaseAir;
 use openvm_stark_sdk::config::baby_bear_poseidon2::BabyBearPoseidon2Config;
@@ -14,7 +14,7 @@ use super::{
     error::ApcVmError, executor::ApcVmExecutor, extension::ApcExtension, shared::SharedApc,
 };
 use crate::{
-    apc::{Autoprecompile, VmBuses},
+    apc::{ApcInstruction, Autoprecompile, VmBuses},
     bus::{BusKernel, F},
 };
 
@@ -27,7 +27,7 @@ use crate::{
     into = "StoredConfig<VC>",
     bound(
         serialize = "VC: Clone + Serialize",
-        deserialize = "VC: Deserialize<'de> + VmCircuitConfig<BabyBearPoseidon2Config>"
+        deserialize = "VC: Deserialize<'de> + VmExecutionConfig<F> + VmCircuitConfig<BabyBearPoseidon2Config>"
     )
 )]
 pub struct ApcVmConfig<VC> {
@@ -47,7 +47,10 @@ struct StoredConfig<VC> {
     apcs: Vec<Autoprecompile>,
 }
 
-impl<VC: VmCircuitConfig<BabyBearPoseidon2Config>> TryFrom<StoredConfig<VC>> for ApcVmConfig<VC> {
+impl<VC> TryFrom<StoredConfig<VC>> for ApcVmConfig<VC>
+where
+    VC: VmExecutionConfig<F> + VmCircuitConfig<BabyBearPoseidon2Config>,
+{
     type Error = ApcVmError;
 
     fn try_from(stored: StoredConfig<VC>) -> Result<Self, ApcVmError> {
@@ -74,7 +77,7 @@ impl<VC> ApcVmConfig<VC> {
     /// Extends `inner` by APCs that were built from its AIRs, whose buses are `buses`.
     ///
     /// # Errors
-    /// [`ApcVmError`]: `inner` has no AIRs, or an APC is inconsistent, not sound, or of another VM.
+    /// [`ApcVmError`]: `inner` has no AIRs or executors, or an APC is inconsistent, not sound, or of another VM.
     pub fn new(
         inner: VC,
         buses: VmBuses,
@@ -82,7 +85,7 @@ impl<VC> ApcVmConfig<VC> {
         bus_kernel: BusKernel,
     ) -> Result<Self, ApcVmError>
     where
-        VC: VmCircuitConfig<BabyBearPoseidon2Config>,
+        VC: VmExecutionConfig<F> + VmCircuitConfig<BabyBearPoseidon2Config>,
     {
         let original_widths: Arc<[usize]> = inner
             .create_airs()?
@@ -90,7 +93,17 @@ impl<VC> ApcVmConfig<VC> {
             .iter()
             .map(|air| BaseAir::<F>::width(&**air))
             .collect();
+        let executors = inner.create_executors()?.instruction_lookup;
         for apc in &apcs {
+            let unknown_opcode = |instruction: &&ApcInstruction| {
+                !executors.contains_key(&VmOpcode::from_usize(instruction.opcode))
+            };
+            if let Some(instruction) = apc.instructions.iter().find(unknown_opcode) {
+                return Err(ApcVmError::UnknownInstruction {
+                    apc: apc.name.clone(),
+                    instruction: instruction.to_string(),
+                });
+            }
             let unknown = |air: &&usize| **air >= original_widths.len();
             if let Some(&air) = apc.original_airs.iter().find(unknown) {
                 return Err(ApcVmError::OtherVm {

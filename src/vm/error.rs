@@ -1,6 +1,6 @@
 //! What can go wrong while a VM with APCs is set up.
 
-use openvm_circuit::arch::AirInventoryError;
+use openvm_circuit::arch::{AirInventoryError, ExecutorInventoryError};
 use thiserror::Error;
 
 use super::binding::BindingError;
@@ -15,6 +15,19 @@ pub enum ApcVmError {
     /// The AIRs of the wrapped VM cannot be created.
     #[error("the VM to extend has no AIRs: {0}")]
     Airs(#[from] AirInventoryError),
+    /// The executors of the wrapped VM cannot be created.
+    #[error("the VM to extend has no executors: {0}")]
+    Executors(#[from] ExecutorInventoryError),
+    /// An APC has an instruction that the wrapped VM cannot execute.
+    #[error(
+        "APC {apc} is of another VM: none of this one's executors knows its instruction {instruction}; build it anew"
+    )]
+    UnknownInstruction {
+        /// The APC.
+        apc: String,
+        /// The instruction: opcode and operands.
+        instruction: String,
+    },
     /// An APC refers to an AIR that the wrapped VM does not have.
     #[error(
         "APC {apc} is of another VM: it refers to extension AIR {air}, and this one has {airs}; build it anew"

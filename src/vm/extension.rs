@@ -53,7 +53,7 @@ where
                 originals.clone(),
                 config.original_widths(),
             )
-            .expect("an APC's instructions are instructions of the VM that it was built for");
+            .expect("`ApcVmConfig::new` has looked for every instruction and AIR of the APC");
             inventory.add_executor(executor, [VmOpcode::from_usize(shared.apc().opcode)])?;
         }
         Ok(())

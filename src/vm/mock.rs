@@ -154,48 +154,86 @@ impl MockReport {
 pub enum MockError {
     /// The proving context and the proving key are of different VMs.
     #[error("there is a trace for AIR {air_id}, but the proving key knows only {airs} AIRs")]
-    UnknownAir { air_id: usize, airs: usize },
+    UnknownAir {
+        /// Index of the AIR.
+        air_id: usize,
+        /// How many the proving key has.
+        airs: usize,
+    },
+    /// Two traces for one AIR.
     #[error("AIR {air} has two traces")]
-    DuplicateAir { air: String },
+    DuplicateAir {
+        /// Name of the AIR.
+        air: String,
+    },
+    /// An AIR that every proof needs has none.
     #[error("AIR {air} has no trace, and every proof needs one")]
-    MissingAir { air: String },
+    MissingAir {
+        /// Name of the AIR.
+        air: String,
+    },
+    /// A part of a trace has another width than in the proving key.
     #[error("AIR {air}, {part}: {actual} columns where the proving key says {expected}")]
     Width {
+        /// Name of the AIR.
         air: String,
+        /// The part of its trace: common main, cached or preprocessed.
         part: String,
+        /// Columns by the proving key.
         expected: usize,
+        /// Columns that there are.
         actual: usize,
     },
+    /// The parts of a trace differ in height.
     #[error("AIR {air}, {part}: height {actual} where the AIR's main trace has {expected}")]
     PartHeight {
+        /// Name of the AIR.
         air: String,
+        /// The part of its trace.
         part: String,
+        /// Rows of the main trace.
         expected: usize,
+        /// Rows of the part.
         actual: usize,
     },
+    /// A height that the proof system does not know.
     #[error("AIR {air}: height {height} is no power of two up to 2^{max_log_height}")]
     Height {
+        /// Name of the AIR.
         air: String,
+        /// Rows of its trace.
         height: usize,
+        /// Logarithm of the most rows.
         max_log_height: usize,
     },
+    /// More or fewer cached traces than in the proving key.
     #[error("AIR {air}: {actual} cached traces where the proving key says {expected}")]
     CachedTraces {
+        /// Name of the AIR.
         air: String,
+        /// Cached traces by the proving key.
         expected: usize,
+        /// Cached traces that there are.
         actual: usize,
     },
+    /// More or fewer public values than in the proving key.
     #[error("AIR {air}: {actual} public values where the proving key says {expected}")]
     PublicValues {
+        /// Name of the AIR.
         air: String,
+        /// Public values by the proving key.
         expected: usize,
+        /// Public values that there are.
         actual: usize,
     },
     /// The verifier bounds weighted sums of the trace heights, for the sake of the bus argument's soundness.
     #[error("the trace heights exceed the verifier's bound {index}: {value} where it allows less than {threshold}; use smaller segments")]
     TraceHeights {
+        /// Position of the bound in the verifying key.
         index: usize,
+        /// The weighted sum of the heights.
         value: u64,
+        /// The bound, exclusive.
         threshold: u32,
     },
     /// The traces have the right shape, but are wrong.
@@ -253,7 +291,9 @@ pub struct UnbalancedMessage {
 /// One interaction's part in an unbalanced message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contribution {
+    /// Name of the AIR.
     pub air: String,
+    /// Row of its trace.
     pub row: usize,
     /// Position among the AIR's interactions.
     pub interaction: usize,

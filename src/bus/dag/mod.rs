@@ -13,6 +13,7 @@ pub(crate) use order::children;
 pub use order::reordered;
 
 use super::table::{PeripheryTables, TableKind};
+use crate::layout::device_layout;
 
 /// Columns that the codec can name: it holds an index in 16 bits.
 pub const MAX_COLUMNS: usize = 1 << 16;
@@ -124,13 +125,10 @@ pub struct Interaction {
     pub dispatch_after: u32,
 }
 
-const _: () = {
-    assert!(size_of::<Output>() == 8 && align_of::<Output>() == 4);
-    assert!(size_of::<Interaction>() == 44 && align_of::<Interaction>() == 4);
-    assert!(std::mem::offset_of!(Interaction, multiplicity) == 8);
-    assert!(std::mem::offset_of!(Interaction, selector) == 32);
-    assert!(std::mem::offset_of!(Interaction, dispatch_after) == 40);
-};
+device_layout!(Output: size 8, align 4 { kind: 0, value: 4 });
+device_layout!(Interaction: size 44, align 4 {
+    table: 0, flags: 4, multiplicity: 8, first: 16, second: 24, selector: 32, dispatch_after: 40,
+});
 
 /// An APC's counting interactions as encoded rules. A pure function of the APC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -161,6 +159,11 @@ impl Program {
     /// The interactions, in the order of their dispatch.
     pub fn interactions(&self) -> &[Interaction] {
         &self.interactions
+    }
+
+    /// The tables that it counts into.
+    pub fn tables(&self) -> &PeripheryTables {
+        &self.tables
     }
 
     /// Number of slots that the rules need.

@@ -5,7 +5,10 @@
 //! much. Below that, the chip is filled by splitting rows and interactions as finely as warps go.
 
 use super::{Program, MULTIPLICITY_IS_ONE};
-use crate::bus::table::{BitwiseLookupTable, TableKind};
+use crate::{
+    bus::table::{BitwiseLookupTable, TableKind},
+    layout::device_layout,
+};
 
 /// Rows that a warp takes at once: four consecutive ones in each of 32 lanes.
 pub const CHUNK_ROWS: u64 = 128;
@@ -65,12 +68,10 @@ pub struct Launch {
     pub private_bins: [PrivateBins; 3],
 }
 
-const _: () = {
-    assert!(size_of::<PrivateBins>() == 12 && align_of::<PrivateBins>() == 4);
-    assert!(size_of::<Launch>() == 56 && align_of::<Launch>() == 4);
-    assert!(std::mem::offset_of!(Launch, shared_words) == 16);
-    assert!(std::mem::offset_of!(Launch, private_bins) == 20);
-};
+device_layout!(PrivateBins: size 12, align 4 { first_bin: 0, bins: 4, first_word: 8 });
+device_layout!(Launch: size 56, align 4 {
+    groups: 0, splits: 4, chunks_per_group: 8, chunks_per_warp: 12, shared_words: 16, private_bins: 20,
+});
 
 /// Which bins the blocks of an APC's launches count in shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

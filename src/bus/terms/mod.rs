@@ -17,6 +17,7 @@ use super::{
     table::{PeripheryTables, TableKind},
     vm,
 };
+use crate::layout::device_layout;
 
 /// Terms that an operand may expand to.
 pub const MAX_TERMS: usize = 1024;
@@ -26,7 +27,7 @@ pub const MULTIPLICITY_IS_ONE: u32 = 1;
 
 /// A linear term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C, align(8))]
+#[repr(C)]
 pub struct Linear {
     /// Index of the column.
     pub column: u32,
@@ -97,19 +98,13 @@ pub struct Interaction {
     pub padding: [u32; 2],
 }
 
-const _: () = {
-    assert!(size_of::<Linear>() == 8 && align_of::<Linear>() == 8);
-    assert!(std::mem::offset_of!(Linear, coefficient) == 4);
-    assert!(size_of::<Product>() == 16 && align_of::<Product>() == 16);
-    assert!(std::mem::offset_of!(Product, coefficient) == 8);
-    assert!(size_of::<Operand>() == 8 && align_of::<Operand>() == 4);
-    assert!(size_of::<Interaction>() == 64 && align_of::<Interaction>() == 16);
-    assert!(std::mem::offset_of!(Interaction, first_bin) == 8);
-    assert!(std::mem::offset_of!(Interaction, bounds) == 16);
-    assert!(std::mem::offset_of!(Interaction, linear_start) == 24);
-    assert!(std::mem::offset_of!(Interaction, first) == 32);
-    assert!(std::mem::offset_of!(Interaction, multiplicity) == 48);
-};
+device_layout!(Linear: size 8, align 4 { column: 0, coefficient: 4 });
+device_layout!(Product: size 16, align 16 { columns: 0, coefficient: 8, padding: 12 });
+device_layout!(Operand: size 8, align 4 { constant: 0, terms: 4 });
+device_layout!(Interaction: size 64, align 16 {
+    table: 0, flags: 4, first_bin: 8, stride: 12, bounds: 16, linear_start: 24, product_start: 28,
+    first: 32, second: 40, multiplicity: 48, padding: 56,
+});
 
 impl Interaction {
     /// The bin of two canonical values, or `None` if the table has no such row.

@@ -6,6 +6,7 @@ pub mod compiler;
 mod interpreter;
 
 use super::table::{PeripheryTables, TableKind};
+use crate::layout::device_layout;
 
 /// Push the value of a column; the next word is its index.
 pub const PUSH_COLUMN: u32 = 0;
@@ -56,12 +57,10 @@ pub struct Interaction {
     pub selector: Span,
 }
 
-const _: () = {
-    assert!(size_of::<Span>() == 8 && align_of::<Span>() == 4);
-    assert!(size_of::<Interaction>() == 40 && align_of::<Interaction>() == 4);
-    assert!(std::mem::offset_of!(Interaction, multiplicity) == 8);
-    assert!(std::mem::offset_of!(Interaction, selector) == 32);
-};
+device_layout!(Span: size 8, align 4 { start: 0, length: 4 });
+device_layout!(Interaction: size 40, align 4 {
+    table: 0, flags: 4, multiplicity: 8, first: 16, second: 24, selector: 32,
+});
 
 /// An APC's counting interactions as stack bytecode. A pure function of the APC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,5 +83,10 @@ impl Program {
     /// The interactions.
     pub fn interactions(&self) -> &[Interaction] {
         &self.interactions
+    }
+
+    /// The tables that it counts into.
+    pub fn tables(&self) -> &PeripheryTables {
+        &self.tables
     }
 }
