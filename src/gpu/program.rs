@@ -4,7 +4,7 @@ use std::{
     mem::size_of,
     sync::{
         atomic::{AtomicU64, Ordering},
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
     },
 };
 
@@ -53,10 +53,33 @@ impl Default for GpuSettings {
 }
 
 /// Device memory for the intermediates of `dag` launches, one for all APCs of a VM: their launches follow each other on
-/// one stream. It grows to what the largest launch needs, within [`GpuSettings::bus_scratch`], and stays, so that a launch
-/// never waits for an allocation in the middle of a proof.
+/// one stream. It grows to what the largest launch needs, within [`GpuSettings::bus_scratch`], and stays: growing waits for
+/// the device, which [`DeviceBusProgram::reserve`] keeps out of the launch.
 #[derive(Default)]
 pub struct BusScratch(Mutex<Option<DeviceBuffer<F>>>);
+
+impl BusScratch {
+    /// At least `elements` field elements; `apc` names what they are for in errors.
+    fn at_least(
+        &self,
+        elements: usize,
+        apc: &str,
+        device_ctx: &GpuDeviceCtx,
+    ) -> Result<MutexGuard<'_, Option<DeviceBuffer<F>>>, GpuError> {
+        // A panic elsewhere leaves the buffer whole.
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.as_ref().is_none_or(|buffer| buffer.len() < elements) {
+            // Freed first, in stream order, so that both are never held at once.
+            *held = None;
+            *held = Some(memory::allocate(
+                elements,
+                &|| format!("the intermediates of {apc}"),
+                device_ctx,
+            )?);
+        }
+        Ok(held)
+    }
+}
 
 static UPLOADS: AtomicU64 = AtomicU64::new(0);
 
@@ -235,6 +258,28 @@ impl DeviceBusProgram {
         })
     }
 
+    /// Makes room for the intermediates of a launch of `live_rows` rows, so that the launch itself need not.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn reserve(
+        &self,
+        live_rows: u64,
+        scratch: &BusScratch,
+        device_ctx: &GpuDeviceCtx,
+    ) -> Result<(), GpuError> {
+        if let Kind::Dag {
+            slots,
+            scratch: scratch_bytes,
+            ..
+        } = &self.kind
+        {
+            let threads = dag_threads(live_rows, *slots, *scratch_bytes);
+            drop(scratch.at_least(threads as usize * slots, &self.apc, device_ctx)?);
+        }
+        Ok(())
+    }
+
     /// Enqueues the kernel: adds every live row's interactions to the periphery chips' counts. Launches that share a
     /// `scratch` have to be on one stream.
     ///
@@ -310,18 +355,7 @@ impl DeviceBusProgram {
                 scratch: scratch_bytes,
             } => {
                 let threads = dag_threads(trace.live_rows, *slots, *scratch_bytes);
-                let needed = threads as usize * slots;
-                // A panic elsewhere leaves the buffer whole.
-                let mut held = scratch.0.lock().unwrap_or_else(PoisonError::into_inner);
-                if held.as_ref().is_none_or(|buffer| buffer.len() < needed) {
-                    // Freed first, in stream order, so that both are never held at once.
-                    *held = None;
-                    *held = Some(memory::allocate(
-                        needed,
-                        &|| format!("the intermediates of {}", self.apc),
-                        device_ctx,
-                    )?);
-                }
+                let held = scratch.at_least(threads as usize * slots, &self.apc, device_ctx)?;
                 let intermediates = held
                     .as_ref()
                     .map_or(std::ptr::null_mut(), DeviceBuffer::as_mut_ptr);

@@ -177,7 +177,7 @@ impl DeviceApc {
     }
 
     /// Counts the bus interactions of the first `calls` rows into the periphery chips' buffers. `compile` is called, and
-    /// its program uploaded, the first time only.
+    /// its program uploaded, the first time only; what a launch keeps in scratch is allocated before it.
     ///
     /// # Errors
     /// [`TraceError::Bus`] from `compile`, [`TraceError::Gpu`] for failures of the device.
@@ -190,16 +190,24 @@ impl DeviceApc {
         counts: PeripheryCounts,
     ) -> Result<(), TraceError> {
         let program = self.substage(Substage::BusCompileH2d, &apc.name, || {
-            if let Some(program) = self.program.get() {
-                return Ok(program);
-            }
-            let program = compile().map_err(|source| TraceError::Bus {
-                apc: apc.name.clone(),
-                source,
-            })?;
-            let program =
-                DeviceBusProgram::upload(&apc.name, &program, &self.settings, &self.device_ctx)?;
-            Ok(self.program.get_or_init(|| program))
+            let program = match self.program.get() {
+                Some(program) => program,
+                None => {
+                    let compiled = compile().map_err(|source| TraceError::Bus {
+                        apc: apc.name.clone(),
+                        source,
+                    })?;
+                    let uploaded = DeviceBusProgram::upload(
+                        &apc.name,
+                        &compiled,
+                        &self.settings,
+                        &self.device_ctx,
+                    )?;
+                    self.program.get_or_init(|| uploaded)
+                }
+            };
+            program.reserve(calls as u64, &self.scratch, &self.device_ctx)?;
+            Ok(program)
         })?;
         let bus_trace = BusTrace {
             values: trace.buffer().as_ptr(),
