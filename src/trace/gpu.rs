@@ -44,6 +44,23 @@ pub fn plan_uploads() -> u64 {
     PLAN_UPLOADS.load(Ordering::Relaxed)
 }
 
+/// With `POWDR_TRACE_PROFILE`, waits for the device.
+///
+/// # Errors
+/// [`GpuError::Runtime`], also for a failure of earlier work.
+pub fn wait_if_profiling(device_ctx: &GpuDeviceCtx) -> Result<(), GpuError> {
+    if !profiling() {
+        return Ok(());
+    }
+    device_ctx
+        .stream
+        .synchronize()
+        .map_err(|source| GpuError::Runtime {
+            call: "cudaStreamSynchronize",
+            source,
+        })
+}
+
 /// An APC's plan in device memory.
 struct DevicePlan {
     substitutions: DeviceBuffer<Substitution>,
@@ -93,15 +110,7 @@ impl DeviceApc {
                     Ok(None)
                 }
             })?;
-            if profiling() {
-                self.device_ctx
-                    .stream
-                    .synchronize()
-                    .map_err(|source| GpuError::Runtime {
-                        call: "cudaStreamSynchronize",
-                        source,
-                    })?;
-            }
+            wait_if_profiling(&self.device_ctx)?;
             match (result, failure) {
                 (_, Some(error)) => Err(error),
                 (Some(result), None) => Ok(result),

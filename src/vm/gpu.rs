@@ -24,7 +24,11 @@ use super::{
 use crate::{
     bus::{BusKernel, F},
     gpu::{BusScratch, GpuSettings, PeripheryCounts},
-    trace::{gpu::DeviceApc, substage::Substage, TraceError},
+    trace::{
+        gpu::{wait_if_profiling, DeviceApc},
+        substage::Substage,
+        TraceError,
+    },
 };
 
 type SC = BabyBearPoseidon2Config;
@@ -194,9 +198,14 @@ where
                 .map_err(|error| ChipInventoryError::AirNotFound {
                     name: error.to_string(),
                 })?;
-            self.inner
-                .create_chip_complex(config.inner(), airs, device_ctx)
-                .map(|complex| complex.inventory)
+            let complex = self
+                .inner
+                .create_chip_complex(config.inner(), airs, device_ctx)?;
+            if let Err(error) = wait_if_profiling(device_ctx) {
+                // Not an error of inventories, and whatever uses the device next meets it again.
+                tracing::warn!("{error}");
+            }
+            Ok::<_, ChipInventoryError>(complex.inventory)
         })?;
         ApcGpuProverExtension {
             originals: Rc::new(OriginalChips::new(originals)),
