@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use openvm_apc::vm::{
     digest::SegmentDigest,
-    mock::{check, Labels, MockError, MockReport, Unsatisfied},
+    mock::{check, MockError, MockReport, Unsatisfied},
+    Labels,
 };
 use openvm_stark_backend::{
     interaction::{InteractionBuilder, LookupBus, PermutationCheckBus},

@@ -55,8 +55,8 @@ use crate::{
     bus::{BusKernel, F},
     vm::{
         digest::SegmentDigest,
-        mock::{self, Labels, MockReport},
-        ApcVmBuilder, ApcVmConfig,
+        mock::{self, MockReport},
+        ApcVmBuilder, ApcVmConfig, Labels,
     },
 };
 

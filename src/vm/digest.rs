@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::mock::Labels;
+use super::Labels;
 
 /// Bytes of a column's digest that are kept: enough to tell which columns differ. That *none* differs is said by
 /// [`MatrixDigest::values`], which is whole.

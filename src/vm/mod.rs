@@ -11,6 +11,7 @@ pub mod executor;
 pub mod extension;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+pub mod labels;
 pub mod mock;
 pub mod records;
 pub mod shared;
@@ -19,4 +20,5 @@ pub use air::ApcAir;
 pub use config::ApcVmConfig;
 pub use error::ApcVmError;
 pub use extension::{ApcExtension, ApcVmBuilder};
+pub use labels::Labels;
 pub use shared::SharedApc;

@@ -10,8 +10,8 @@ use openvm_apc::{
     },
     bus::{BusKernel, F},
     vm::{
-        mock::{self, Labels, MockError, MockReport},
-        ApcVmBuilder, ApcVmConfig,
+        mock::{self, MockError, MockReport},
+        ApcVmBuilder, ApcVmConfig, Labels,
     },
 };
 use openvm_circuit::{
