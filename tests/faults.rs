@@ -345,12 +345,14 @@ fn a_setup_is_refused_after_a_failure_and_a_new_one_works() {
         ..Default::default()
     };
     let input = GuestInput::u32(0);
-    let commitments = |selected| {
-        let mut setup = job.pipeline.setup(selected, &settings)?;
-        let (proven, _) = job.pipeline.prove(&mut setup, &input)?;
-        Ok::<_, PipelineError>(proven.verify()?.trace_commits)
+    // The traces, not the commitments to them: on the CPU these depend on the order in which threads hash.
+    let proven_traces = |selected| {
+        let mut setup = DeviceSetup::new(&job.pipeline, selected, &settings)?;
+        let (proven, _, traces) = setup.prove_with_digests(&job.pipeline, &input)?;
+        proven.verify()?;
+        Ok::<_, PipelineError>(traces)
     };
-    let before = commitments(&selected).expect("it can be proven");
+    let before = proven_traces(&selected).expect("it can be proven");
 
     let mut setup = job
         .pipeline
@@ -386,10 +388,8 @@ fn a_setup_is_refused_after_a_failure_and_a_new_one_works() {
     );
     drop(setup);
 
-    assert_eq!(
-        commitments(&selected).expect("it can be proven again"),
-        before
-    );
+    let after = proven_traces(&selected).expect("it can be proven again");
+    before.compare(&after).expect("the same traces");
 }
 
 #[test]
