@@ -32,14 +32,14 @@ const WRAPPED: [&str; 7] = [
 /// The architecture to build for where neither `CUDA_ARCH` nor a GPU says otherwise (Hopper).
 const DEFAULT_ARCHITECTURE: &str = "90";
 
-/// What a kernel may use, by a part of its name.
+/// What a kernel may use, by a part of its name. The name of a kernel in an unnamed namespace has its file's name in it.
 struct Budget {
     kernel: &'static str,
     stack_frame_bytes: Option<u64>,
 }
 
 /// No kernel may spill. The `dag` and `terms` kernels may not use any thread-local memory: a frame there cost the seed its
-/// gain.
+/// gain. Each of these budgets has to be some kernel's, lest one that is renamed is no longer checked.
 const BUDGETS: [Budget; 2] = [
     Budget {
         kernel: "apc_apply_bus_dag",
@@ -79,7 +79,7 @@ pub fn build() {
     ];
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
 
-    let objects: Vec<PathBuf> = thread::scope(|scope| {
+    let compiled: Vec<(PathBuf, Vec<String>)> = thread::scope(|scope| {
         let compilations: Vec<_> = sources()
             .into_iter()
             .map(|source| {
@@ -90,25 +90,33 @@ pub fn build() {
         compilations
             .into_iter()
             .map(|compilation| match compilation.join() {
-                Ok(object) => object,
+                Ok(compiled) => compiled,
                 Err(_) => fail("the compilation of a kernel ended unexpectedly"),
             })
             .collect()
     });
+    let kernels: Vec<&String> = compiled.iter().flat_map(|(_, kernels)| kernels).collect();
+    for Budget { kernel, .. } in &BUDGETS {
+        if !kernels.iter().any(|name| name.contains(kernel)) {
+            fail(&format!(
+                "no kernel is called …{kernel}…, so its budget was not checked: see BUDGETS in build/cuda.rs"
+            ));
+        }
+    }
     cc::Build::new()
-        .objects(&objects)
+        .objects(compiled.iter().map(|(object, _)| object))
         .compile("openvm_apc_kernels");
     link_driver_loader(&out);
 }
 
-/// Compiles one source and returns the object's path.
+/// Compiles one source and returns the object's path and the kernels in it.
 fn compile(
     nvcc: &Path,
     source: &Path,
     architectures: &[String],
     includes: &[PathBuf],
     out: &Path,
-) -> PathBuf {
+) -> (PathBuf, Vec<String>) {
     let object = out
         .join(
             source
@@ -153,47 +161,64 @@ fn compile(
         eprintln!("{report}");
         fail(&format!("nvcc failed on {}", source.display()));
     }
-    check_resources(source, &report);
-    object
+    let kernels = check_resources(source, &report, architectures.len());
+    (object, kernels)
 }
 
-/// Reads the report of `ptxas -v` and refuses kernels that spill or exceed their [`Budget`].
-fn check_resources(source: &Path, report: &str) {
-    let mut kernel = "";
-    let mut checked = 0;
+/// Reads the report of `ptxas -v`, refuses kernels that spill or exceed their [`Budget`], and returns the names of all. What
+/// it says of functions that were not inlined follows their kernel, and counts as the kernel's.
+fn check_resources(source: &Path, report: &str, architectures: usize) -> Vec<String> {
+    let place = source.display();
+    let mut kernels: Vec<String> = Vec::new();
+    // How many of them were followed by numbers.
+    let mut measured = 0;
     for line in report.lines() {
-        if let Some((_, rest)) = line.split_once("Function properties for ") {
-            kernel = rest.trim();
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            kernels.push(rest.split('\'').next().unwrap_or(rest).to_string());
         }
         let Some((frame, rest)) = line.trim().split_once(" bytes stack frame, ") else {
             continue;
         };
+        if !rest.split(',').all(|part| part.contains(" bytes spill ")) {
+            continue;
+        }
+        let kernel = kernels.last().map_or("", String::as_str);
         let frame = number(frame);
         let spills: u64 = rest.split(',').map(|part| number(part.trim())).sum();
         if spills > 0 {
             fail(&format!(
-                "{}: kernel {kernel} spills {spills} bytes of registers",
-                source.display()
+                "{place}: kernel {kernel} spills {spills} bytes of registers"
             ));
         }
         for budget in &BUDGETS {
             let limit = budget.stack_frame_bytes.unwrap_or(u64::MAX);
             if kernel.contains(budget.kernel) && frame > limit {
                 fail(&format!(
-                    "{}: kernel {kernel} has a stack frame of {frame} bytes, more than {limit}",
-                    source.display()
+                    "{place}: kernel {kernel} has a stack frame of {frame} bytes, more than {limit}"
                 ));
             }
         }
-        checked += 1;
+        // Each once, whatever else was measured with it, and only if the one before was.
+        if kernels.len() == measured + 1 {
+            measured += 1;
+        }
     }
-    let has_kernels = fs::read_to_string(source).is_ok_and(|text| text.contains("__global__"));
-    if has_kernels && checked == 0 {
+    // Every kernel is at least one instance of a definition.
+    let text = fs::read_to_string(source)
+        .unwrap_or_else(|error| fail(&format!("{place} cannot be read: {error}")));
+    let defined = text
+        .lines()
+        .filter_map(|line| line.split("//").next())
+        .filter(|code| code.contains("__global__"))
+        .count();
+    if kernels.len() < defined * architectures || measured < kernels.len() {
         fail(&format!(
-            "{}: ptxas reported no kernel; its format may have changed (CUDA 13.0 is known to work):\n{report}",
-            source.display()
+            "{place}: of {defined} kernel(s) for {architectures} architecture(s) ptxas reported {} and measured {measured}; \
+             its format may have changed (CUDA 13.0 is known to work):\n{report}",
+            kernels.len()
         ));
     }
+    kernels
 }
 
 /// The number that a text starts with, or 0.
@@ -249,7 +274,8 @@ fn architectures() -> Vec<String> {
             text.lines()
                 .next()
                 .map(|line| line.trim().replace('.', ""))
-                .filter(|name| !name.is_empty())
+                // Without a driver, nvidia-smi says so here.
+                .filter(|name| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit()))
         });
     vec![found.unwrap_or_else(|| DEFAULT_ARCHITECTURE.to_string())]
 }

@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs CUDA 13.0's compiler from NVIDIA's PyPI wheels into a folder of this project (no root, no system CUDA; about 280 MB).
 #
-#   scripts/setup-cuda.sh [FOLDER]        (default: .cuda in the project's root, which git ignores)
+#   scripts/setup-cuda.sh [FOLDER]        (default: OPENVM_APC_CUDA_FOLDER, or .cuda in the project's root, which git ignores)
 #
 # Building needs only this. Running on a GPU needs NVIDIA's driver (580 or newer for CUDA 13.0) and nothing else:
 # the CUDA runtime is linked statically.
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
-folder=${1:-$root/.cuda}
+folder=${1:-${OPENVM_APC_CUDA_FOLDER:-$root/.cuda}}
 
 command -v python3 >/dev/null || { echo "setup-cuda: python3 with pip is needed" >&2; exit 1; }
 mkdir -p "$folder"
