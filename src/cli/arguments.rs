@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand};
 use openvm_apc::{
     apc::Pgo,
-    pipeline::{Device, Security},
+    pipeline::{apc_traces, Device, Security},
 };
 
 /// Autoprecompiles for OpenVM: profile, build, execute, prove, verify.
@@ -130,6 +130,10 @@ pub struct ExecuteArguments {
     /// Generate the traces as well, and write digests of every AIR's trace in every segment there, as JSON.
     #[arg(long, value_name = "FILE")]
     pub trace_digests: Option<PathBuf>,
+    /// Generate the traces as well, and write those of the APCs, each with the APC and with what its bus interactions
+    /// have to count, into a new folder: inputs for `gpu_kernels check --data DIR` (docs/profiling.md).
+    #[arg(long, value_name = "DIR", requires = "autoprecompiles")]
+    pub apc_traces: Option<PathBuf>,
 }
 
 /// What proving needs.
@@ -224,5 +228,15 @@ impl Arguments {
             .filter_map(|(what, path)| Some((what, path.as_deref()?)));
         let metrics = self.metrics().map(|path| ("the metrics", path));
         metrics.into_iter().chain(results)
+    }
+
+    /// The folder that a run is to make in the end, with what it is.
+    pub fn output_folder(&self) -> Option<(&'static str, &Path)> {
+        match &self.command {
+            Command::Execute(arguments) => {
+                Some((apc_traces::WHAT, arguments.apc_traces.as_deref()?))
+            }
+            _ => None,
+        }
     }
 }

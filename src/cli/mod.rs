@@ -13,9 +13,9 @@ use openvm_apc::{
     apc::{panic_message, ApcSettings},
     bus::{stats::StatsTable, BusKernel},
     pipeline::{
-        check_writable, pause_writes, proof_file, stats, ArtifactStore, DeviceSetup,
-        ExecutionReport, Guest, GuestInput, Pipeline, PipelineError, ProveSettings, SelectedApcs,
-        TraceDigests,
+        check_new_folder, check_writable, pause_writes, proof_file, remove_unfinished_folders,
+        stats, ArtifactStore, DeviceSetup, ExecutionReport, Guest, GuestInput, Pipeline,
+        PipelineError, ProveSettings, SelectedApcs, TraceDigests,
     },
 };
 
@@ -67,6 +67,9 @@ fn execute(arguments: &Arguments) -> Result<(), PipelineError> {
     for (what, path) in arguments.outputs() {
         check_writable(what, path)?;
     }
+    if let Some((what, path)) = arguments.output_folder() {
+        check_new_folder(what, path)?;
+    }
     dispatch(&arguments.command)?;
     if let (Some(metrics), Some(path)) = (metrics, arguments.metrics()) {
         metrics.write(path)?;
@@ -77,7 +80,8 @@ fn execute(arguments: &Arguments) -> Result<(), PipelineError> {
 /// Ctrl-C ends the process at once, but never in the middle of a file.
 fn handle_interrupts() {
     let handler = || {
-        let _nothing_half_written = pause_writes();
+        let nothing_half_written = pause_writes();
+        remove_unfinished_folders(&nothing_half_written);
         eprintln!("\ninterrupted");
         // Not `std::process::exit`: that takes the CUDA runtime down while other threads still use it, and OpenVM's
         // destructors, which panic on errors, would abort the process.
@@ -131,6 +135,7 @@ fn run_guest(arguments: &ExecuteArguments) -> Result<(), PipelineError> {
     let ExecuteArguments {
         setup: setup_arguments,
         trace_digests,
+        apc_traces,
     } = arguments;
     let pipeline = pipeline(&setup_arguments.common)?;
     let settings = prove_settings(setup_arguments)?;
@@ -144,11 +149,15 @@ fn run_guest(arguments: &ExecuteArguments) -> Result<(), PipelineError> {
     })?;
     let without = without_apcs(&pipeline, &selected, &settings, &input)?;
     report::execution(&with, without.as_ref());
+    if trace_digests.is_none() && apc_traces.is_none() {
+        return Ok(());
+    }
+    let mut setup = setup.map_or_else(set_up, Ok)?;
     if let Some(path) = trace_digests {
-        setup
-            .map_or_else(set_up, Ok)?
-            .trace_digests(&pipeline, &input)?
-            .write(path)?;
+        setup.trace_digests(&pipeline, &input)?.write(path)?;
+    }
+    if let Some(path) = apc_traces {
+        report::apc_traces(&setup.apc_traces(&pipeline, &input, path)?, path);
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
 //! Results, in words.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use openvm_apc::{
     bus::stats::BusStats,
-    pipeline::{ExecutionReport, Identity, PipelineError, SelectedApcs, Verified},
+    pipeline::{ApcTracesReport, ExecutionReport, Identity, PipelineError, SelectedApcs, Verified},
     vm::mock::MockReport,
 };
 
@@ -96,6 +96,17 @@ pub fn stats_json(stats: &[BusStats]) -> Result<(), PipelineError> {
         .map_err(|error| PipelineError::Vm(format!("the statistics: {error}")))?;
     println!("{json}");
     Ok(())
+}
+
+/// Traces of APCs that were written.
+pub fn apc_traces(report: &ApcTracesReport, path: &Path) {
+    println!(
+        "{} trace(s) of {} APC(s), {} calls, written to {}",
+        report.traces,
+        report.apcs,
+        report.calls,
+        path.display()
+    );
 }
 
 /// Traces that were checked without proving.

@@ -142,7 +142,8 @@ pub fn pause_writes() -> MutexGuard<'static, ()> {
     WRITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn parent(path: &Path) -> &Path {
+/// The folder that a file or folder lies in.
+pub(super) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

@@ -1,10 +1,11 @@
 //! Where the prover runs: the CPU, or an NVIDIA GPU (feature `cuda`).
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
+    apc_traces::ApcTracesReport,
     device_memory::DeviceMemoryError,
     error::PipelineError,
     guest::GuestInput,
@@ -159,13 +160,29 @@ impl DeviceSetup {
         Ok(self.digests(segments))
     }
 
+    /// See [`Pipeline::apc_traces`].
+    pub fn apc_traces(
+        &mut self,
+        pipeline: &Pipeline,
+        input: &GuestInput,
+        path: &Path,
+    ) -> Result<ApcTracesReport, PipelineError> {
+        let device = self.device();
+        on_either!(self, setup => pipeline.apc_traces(setup, input, device, path))
+    }
+
+    /// Which device it is.
+    fn device(&self) -> Device {
+        match self {
+            Self::Cpu(_) => Device::Cpu,
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => Device::Cuda,
+        }
+    }
+
     fn digests(&self, segments: Vec<SegmentDigest>) -> TraceDigests {
         TraceDigests {
-            device: match self {
-                Self::Cpu(_) => Device::Cpu,
-                #[cfg(feature = "cuda")]
-                Self::Cuda(_) => Device::Cuda,
-            },
+            device: self.device(),
             bus_kernel: on_either!(self, setup => setup.config.bus_kernel()),
             segments,
         }

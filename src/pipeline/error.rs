@@ -53,6 +53,14 @@ pub enum PipelineError {
         /// Why.
         source: std::io::Error,
     },
+    /// A result would overwrite something.
+    #[error("{what} {path} exists already, and is not overwritten: remove it, or name another")]
+    Exists {
+        /// What it is.
+        what: &'static str,
+        /// What is there already.
+        path: PathBuf,
+    },
     /// There is no cache directory to fall back on.
     #[error(
         "there is no default artifacts directory on this machine: name one with --artifacts-dir"
@@ -165,6 +173,9 @@ pub enum PipelineError {
     /// Two runs did not make the same traces.
     #[error(transparent)]
     TracesDiffer(#[from] super::trace_digests::TracesDiffer),
+    /// The traces of APCs cannot be written.
+    #[error(transparent)]
+    ApcTraces(#[from] super::apc_traces::ApcTracesError),
     /// The GPU is not there, or cannot be used.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

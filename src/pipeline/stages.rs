@@ -60,11 +60,11 @@ use crate::{
     },
 };
 
-type SC = BabyBearPoseidon2Config;
+pub(super) type SC = BabyBearPoseidon2Config;
 type Engine = BabyBearPoseidon2CpuEngine;
 type CpuBuilder = ApcVmBuilder<SdkVmCpuBuilder>;
 /// The executors of a VM with APCs.
-type ApcExecutors = <ApcVmConfig<SdkVmConfig> as VmExecutionConfig<F>>::Executor;
+pub(super) type ApcExecutors = <ApcVmConfig<SdkVmConfig> as VmExecutionConfig<F>>::Executor;
 
 /// The APCs of a guest, with the buses of the VM they were built for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -203,6 +203,11 @@ impl Pipeline {
     /// Setting this flag ends the pipeline with [`PipelineError::Interrupted`] at the next step.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         self.interrupted.clone()
+    }
+
+    /// Who is told of progress.
+    pub(super) fn progress(&self) -> &dyn Progress {
+        &*self.progress
     }
 
     fn check_interrupted(&self) -> Result<(), PipelineError> {
@@ -649,7 +654,7 @@ impl Pipeline {
     ///
     /// A failure in a segment leaves the VM with the records and counts of half a segment: the setup is marked, and refused
     /// from then on.
-    fn run_segments<E, VB, R>(
+    pub(super) fn run_segments<E, VB, R>(
         &self,
         step: &str,
         setup: &mut Setup<E, VB>,
@@ -778,7 +783,8 @@ where
     })?)
 }
 
-struct SegmentResults<R> {
+/// What came of the segments.
+pub(super) struct SegmentResults<R> {
     per_segment: Vec<R>,
     user_public_values: UserPublicValuesProof<8, F>,
 }
@@ -837,7 +843,7 @@ where
     VB: VmBuilder<E, VmConfig = ApcVmConfig<SdkVmConfig>>,
 {
     /// Names for people.
-    fn labels(&self) -> Result<Labels, PipelineError> {
+    pub(super) fn labels(&self) -> Result<Labels, PipelineError> {
         let airs = openvm_circuit::arch::VmCircuitConfig::<SC>::create_airs(&self.config)
             .map_err(crate::apc::ApcError::from)?;
         Ok(Labels::from_airs(airs.into_airs()).with_buses(self.config.buses()))
