@@ -42,8 +42,9 @@ __device__ __forceinline__ void apply(
 ) {
     switch (table) {
     case VARIABLE_RANGE_CHECKER:
-        // A width of 32 or more, or a value beyond its width, must not wrap into another width's bins.
-        if (second < 31 && first < (1u << second)) {
+        // A width of 32 or more, or a value beyond its width, must not wrap into another width's bins; and the widths of the
+        // table end before its last bin, which is padding.
+        if (second < 31 && (2u << second) <= counts.variable_range_checker_bins && first < (1u << second)) {
             add(counts.variable_range_checker, counts.variable_range_checker_bins, (1u << second) + first - 1,
                 multiplicity);
         }

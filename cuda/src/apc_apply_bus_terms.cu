@@ -208,6 +208,8 @@ int launch_kernel(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes));
         if (status != cudaSuccess) return status;
     }
+    // Chunks are planned for four rows a lane: with one, they may not reach the last live row.
+    if (uint64_t(launch.groups) * launch.chunks_per_group * ROWS * WARP < trace.live_rows) return cudaErrorInvalidValue;
     const uint64_t blocks = uint64_t(launch.groups) * launch.splits;
     if (blocks == 0 || blocks > 0x7fffffffull) return cudaErrorInvalidConfiguration;
     kernel<<<unsigned(blocks), THREADS, shared_bytes, stream>>>(trace, program, launch, counts);
@@ -240,7 +242,7 @@ extern "C" int _apc_apply_bus_terms(
     // Rows are numbered in 32 bits; BabyBear has no domain as large.
     if (trace.height > 0x80000000ull) return cudaErrorInvalidValue;
     if (launch.chunks_per_warp == 0 || launch.chunks_per_warp > TILE_CHUNKS) return cudaErrorInvalidValue;
-    // Loads of four rows are aligned where the height is a multiple of four.
+    // Loads of four rows are aligned where the height is a multiple of four. Of the heights of traces, 1 and 2 are not.
     if (trace.height % 4 != 0) {
         return launch_kernel<1, GLOBAL_THREADS, false>(trace, program, launch, counts, stream);
     }

@@ -20,13 +20,13 @@ pub enum GpuError {
 
     /// The GPU cannot run the code that this binary contains.
     #[error(
-        "{name} has compute capability {capability}, but this binary holds code for {built_for}. Rebuild with \
-         CUDA_ARCH={capability} scripts/cuda-cargo build --release --features cuda, or use --device cpu"
+        "{name} has compute capability {capability}, but this binary holds code for {built_for}. {}use --device cpu",
+        rebuild(*capability)
     )]
     Unsupported {
         /// Name of the GPU.
         name: String,
-        /// Its compute capability, for example 75.
+        /// Its compute capability, for example 86.
         capability: u32,
         /// The architectures compiled in, for example `80,90`.
         built_for: String,
@@ -103,16 +103,21 @@ pub enum GpuError {
 
     /// A program was compiled for other periphery tables than the VM has.
     #[error(
-        "the bus program of {apc} is for tables of {program:?} bins, but the VM's chips have {chips:?} (variable range \
-         checker, 2-tuple range checker, bitwise lookup): build the APC for this VM configuration"
+        "the bus program of {apc} is for tables of {program:?} bins and 2-tuples within {program_sizes:?}, but the VM's chips \
+         have {chips:?} (variable range checker, 2-tuple range checker, bitwise lookup) and {chip_sizes:?}: build the APC for \
+         this VM configuration"
     )]
     OtherTables {
         /// The APC.
         apc: String,
         /// Bins of the tables that the program was compiled for.
         program: [usize; 3],
+        /// Bounds of the two-tuple range checker that it was compiled for.
+        program_sizes: [u32; 2],
         /// Bins of the chips.
         chips: [usize; 3],
+        /// Bounds of the two-tuple range checker's chip.
+        chip_sizes: [u32; 2],
     },
 
     /// A program or a trace exceeds what the kernels can address.
@@ -123,6 +128,19 @@ pub enum GpuError {
         /// The limit, and what exceeds it.
         what: String,
     },
+}
+
+/// The least compute capability that the kernels compile for.
+const LEAST_CAPABILITY: u32 = 80;
+
+/// What the owner of a GPU that this binary cannot use may do, besides using the CPU.
+fn rebuild(capability: u32) -> String {
+    if capability < LEAST_CAPABILITY {
+        return format!("The kernels need {LEAST_CAPABILITY} or more: ");
+    }
+    format!(
+        "Rebuild with CUDA_ARCH={capability} scripts/cuda-cargo build --release --features cuda, or "
+    )
 }
 
 /// What the allocator said, unless it is that there is no room, which is said already.

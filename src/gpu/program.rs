@@ -11,7 +11,7 @@ use std::{
 use openvm_cuda_common::{d_buffer::DeviceBuffer, error::CudaError, stream::GpuDeviceCtx};
 
 use super::{
-    device::limits,
+    device::{clear_last_error, limits},
     error::GpuError,
     ffi, memory,
     profiler::Capture,
@@ -93,6 +93,8 @@ pub struct DeviceBusProgram {
     apc: String,
     /// Bins of the tables that it was compiled for.
     bins: [usize; 3],
+    /// Bounds of the two-tuple range checker that it was compiled for; zeros without one.
+    range_tuple_sizes: [u32; 2],
     kind: Kind,
 }
 
@@ -254,6 +256,10 @@ impl DeviceBusProgram {
         Ok(Self {
             apc: apc.to_string(),
             bins: program.tables().bins(),
+            range_tuple_sizes: program
+                .tables()
+                .range_tuple_checker
+                .map_or([0; 2], |table| table.sizes),
             kind,
         })
     }
@@ -299,11 +305,13 @@ impl DeviceBusProgram {
             return Ok(());
         }
         // Kernels add wherever the program says: what was checked for its tables has to hold for these.
-        if counts.bins() != self.bins {
+        if counts.bins() != self.bins || counts.range_tuple_sizes != self.range_tuple_sizes {
             return Err(GpuError::OtherTables {
                 apc: self.apc.clone(),
                 program: self.bins,
+                program_sizes: self.range_tuple_sizes,
                 chips: counts.bins(),
+                chip_sizes: counts.range_tuple_sizes,
             });
         }
         assert!(
@@ -409,10 +417,14 @@ impl DeviceBusProgram {
 }
 
 fn check(apc: &str, kernel: &'static str, status: i32) -> Result<(), GpuError> {
-    CudaError::from_result(status).map_err(|source| GpuError::Launch {
-        kernel,
-        apc: apc.to_string(),
-        source,
+    CudaError::from_result(status).map_err(|source| {
+        // Not every status went through the launcher's own check, which clears it.
+        clear_last_error();
+        GpuError::Launch {
+            kernel,
+            apc: apc.to_string(),
+            source,
+        }
     })
 }
 

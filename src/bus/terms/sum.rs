@@ -76,7 +76,11 @@ impl Sum {
             linear: merged(self.linear, other.linear),
             products: merged(self.products, other.products),
         };
-        (sum.linear.len() + sum.products.len() <= MAX_TERMS).then_some(sum)
+        sum.within_limit()
+    }
+
+    fn within_limit(self) -> Option<Self> {
+        (self.linear.len() + self.products.len() <= MAX_TERMS).then_some(self)
     }
 
     fn multiplied(self, other: Self) -> Option<Self> {
@@ -117,11 +121,12 @@ impl Sum {
             }
             .times(left_constant),
         )?;
-        Some(Self {
+        let product = Self {
             constant: left_constant * right_constant,
             linear: linear.linear,
             products: merged(products, Vec::new()),
-        })
+        };
+        product.within_limit()
     }
 }
 
@@ -208,5 +213,8 @@ mod tests {
         let columns = ColumnOrder::new(0..2 * MAX_TERMS as u64);
         assert!(Sum::of(&long(MAX_TERMS as u64), &columns).is_some());
         assert!(Sum::of(&long(MAX_TERMS as u64 + 1), &columns).is_none());
+        // 1,024 products and 514 linear terms.
+        let wide = (long(512) + number(1)) * (column(600) + column(601) + number(1));
+        assert!(Sum::of(&wide, &columns).is_none());
     }
 }
