@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A trace is `height × width` canonical little-endian `u32`, column-major; its first rows, one a call, are live. The counts
-//! are those of [`reference`], which shares nothing with any kernel.
+//! are those of [`bus::reference`](crate::bus::reference), which shares nothing with any kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
