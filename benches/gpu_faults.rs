@@ -22,13 +22,13 @@ use eyre::{bail, ensure, eyre, Result};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use openvm_apc::{
     apc::ApcSettings,
-    bus::{table::PeripheryTables, BusKernel},
+    bus::{table::TableKind, BusKernel},
     gpu::{
         device::{check_context, memory_info},
         limit::held_back_bytes,
         memory::{allocate, pool_usage, upload},
-        open_device, BusScratch, BusTrace, DeviceBusProgram, DeviceMemoryLimit, GpuError,
-        GpuSettings, PeripheryCounts,
+        open_device, BusScratch, BusTrace, DeviceBusProgram, DeviceHistograms, DeviceMemoryLimit,
+        GpuError, GpuSettings, PeripheryCounts,
     },
     pipeline::{
         device::{gpu_setup, Device, GpuSetup},
@@ -41,7 +41,6 @@ use openvm_apc::{
     vm::ApcVmConfig,
 };
 use openvm_cuda_common::{
-    copy::MemCopyD2H,
     d_buffer::DeviceBuffer,
     stream::{cudaStream_t, GpuDeviceCtx},
 };
@@ -405,39 +404,6 @@ fn program(job: &Job, device_ctx: &GpuDeviceCtx) -> Result<DeviceBusProgram> {
     )?)
 }
 
-/// Buffers for the counts of the VM's periphery tables.
-struct Counts {
-    buffers: [DeviceBuffer<u32>; 3],
-    tables: PeripheryTables,
-}
-
-impl Counts {
-    fn new(job: &Job, device_ctx: &GpuDeviceCtx) -> Result<Self, GpuError> {
-        let tables = job.selected.buses.tables;
-        let [ranges, tuples, bitwise] = tables.bins();
-        let buffer = |bins: usize| upload(&vec![0u32; bins], &|| "a table".to_string(), device_ctx);
-        Ok(Self {
-            buffers: [buffer(ranges)?, buffer(tuples)?, buffer(bitwise)?],
-            tables,
-        })
-    }
-
-    fn pointers(&self) -> PeripheryCounts {
-        let [ranges, tuples, bitwise] = &self.buffers;
-        let mut counts = PeripheryCounts::none();
-        if self.tables.variable_range_checker.is_some() {
-            counts = counts.with_variable_range_checker(ranges);
-        }
-        if let Some(table) = self.tables.range_tuple_checker {
-            counts = counts.with_range_tuple_checker(tuples, table.sizes);
-        }
-        if self.tables.bitwise_lookup.is_some() {
-            counts = counts.with_bitwise_lookup(bitwise);
-        }
-        counts
-    }
-}
-
 /// Launches that the runtime refuses leave stream and process usable.
 fn failing_launch(job: &Job) -> Result<()> {
     let device_ctx = GpuDeviceCtx::for_current_device()?;
@@ -454,7 +420,7 @@ fn failing_launch(job: &Job) -> Result<()> {
         live_rows,
     };
     let scratch = BusScratch::default();
-    let counts = Counts::new(job, &device_ctx)?;
+    let histograms = DeviceHistograms::zeros(&job.selected.buses.tables, &device_ctx)?;
     // A VM with other tables.
     let error = program
         .launch(row(1), PeripheryCounts::none(), &scratch, &device_ctx)
@@ -465,7 +431,8 @@ fn failing_launch(job: &Job) -> Result<()> {
         matches!(error, GpuError::OtherTables { .. }),
         "another error"
     );
-    let launch = |rows: BusTrace| program.launch(rows, counts.pointers(), &scratch, &device_ctx);
+    let launch =
+        |rows: BusTrace| program.launch(rows, histograms.pointers(), &scratch, &device_ctx);
     // More blocks than a grid may have.
     let error = launch(row(1 << 45))
         .err()
@@ -500,12 +467,11 @@ fn failing_launch(job: &Job) -> Result<()> {
     check_context()?;
     // Nothing of it sticks, and nothing was counted before.
     let counted = || -> Result<u64> {
-        let mut sum = 0;
-        for buffer in &counts.buffers {
-            let counts = buffer.to_host_on(&device_ctx)?;
-            sum += counts.into_iter().map(u64::from).sum::<u64>();
-        }
-        Ok(sum)
+        let counts = histograms.to_host(&device_ctx)?;
+        let bins = TableKind::ALL
+            .into_iter()
+            .flat_map(|table| counts.of(table));
+        Ok(bins.copied().map(u64::from).sum())
     };
     ensure!(counted()? == 0, "a launch that failed has counted");
     launch(row(1))?;
@@ -562,7 +528,7 @@ fn sticky(arguments: &GuestArguments, when: &str) -> Result<()> {
     job.prove_on(&mut setup, arguments.input)?;
     println!("proof before: right");
     let scratch = BusScratch::default();
-    let counts = Counts::new(&job, &device_ctx)?;
+    let histograms = DeviceHistograms::zeros(&job.selected.buses.tables, &device_ctx)?;
     let astray = || {
         // An address that is no memory of the device.
         let nowhere = BusTrace {
@@ -570,7 +536,7 @@ fn sticky(arguments: &GuestArguments, when: &str) -> Result<()> {
             height: 1,
             live_rows: 1,
         };
-        program.launch(nowhere, counts.pointers(), &scratch, &device_ctx)
+        program.launch(nowhere, histograms.pointers(), &scratch, &device_ctx)
     };
     let result = if when == "before" {
         astray()?;

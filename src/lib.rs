@@ -22,6 +22,7 @@ pub mod bus;
 pub mod gpu;
 mod layout;
 pub mod pipeline;
+pub mod times;
 pub mod trace;
 mod units;
 pub mod vm;

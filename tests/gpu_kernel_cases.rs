@@ -1,5 +1,5 @@
 //! What of `benches/gpu_kernels` needs no GPU: its made-up cases give what they expect on every program's interpreter, and
-//! drive what they are for; its statistics and its readers are right.
+//! drive what they are for; its readers are right.
 
 #[allow(dead_code)]
 #[path = "../benches/gpu_kernels/case.rs"]
@@ -18,8 +18,6 @@ mod programs;
 mod random_case;
 #[path = "../benches/gpu_kernels/repeated.rs"]
 mod repeated;
-#[path = "../benches/gpu_kernels/times.rs"]
-mod times;
 
 use std::path::Path;
 
@@ -32,7 +30,6 @@ use openvm_apc::bus::{
 use programs::{compile, PROGRAMS, TABLES};
 use random_case::{random_case, Random, Values};
 use repeated::ExpectedCounts;
-use times::Times;
 
 /// An H200, counting in shared memory from the first addition on.
 const H200: DeviceLimits = DeviceLimits {
@@ -154,18 +151,6 @@ fn repeated_rows_count_as_the_reference_says() {
     }
     let once = expected.of_rows(37).expect("the trace is right");
     assert!(once == case.expected);
-}
-
-#[test]
-fn times_are_summed_up() {
-    let of = |times: &[f64]| {
-        let times = Times::of(times.to_vec()).expect("there are some");
-        (times.median, times.mean, times.min, times.max)
-    };
-    assert_eq!(of(&[3.0]), (3.0, 3.0, 3.0, 3.0));
-    assert_eq!(of(&[9.0, 1.0, 2.0]), (2.0, 4.0, 1.0, 9.0));
-    assert_eq!(of(&[8.0, 1.0, 4.0, 3.0]), (3.5, 4.0, 1.0, 8.0));
-    assert!(Times::of(vec![]).is_err());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs, path::PathBuf, time::Instant};
 
 use clap::Args;
-use eyre::{ensure, Context, Result};
+use eyre::{ensure, eyre, Context, Result};
 use openvm_apc::{
     bus::{
         interaction::{ColumnOrder, CountingInteractions, Multiplicity},
@@ -14,6 +14,7 @@ use openvm_apc::{
         program::{column_read_floor, DEFAULT_PRIVATE_FROM_ADDITIONS},
         DeviceBusProgram, GpuError, GpuSettings, Provenance, Stopwatch,
     },
+    times::Times,
 };
 use openvm_cuda_common::{d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
 use powdr_autoprecompiles::expression::AlgebraicExpression;
@@ -26,7 +27,6 @@ use super::{
     files::{ApcFile, HostTrace, TraceName},
     programs::compile,
     repeated::ExpectedCounts,
-    times::Times,
 };
 
 /// What to time.
@@ -218,12 +218,12 @@ fn bench(device: &Device, provenance: Provenance, arguments: &BenchArguments) ->
         let bus_trace = view(&buffer, trace.height, trace.live_rows);
         let mut times = Vec::new();
         for (program, name) in programs.iter().zip(kernels) {
-            let found = device.histograms(program, bus_trace)?;
+            let found = device.counts_of(program, bus_trace)?;
             compare(&format!("{name}, {rows} rows"), &expected, &found)?;
             times.push(timed(*runs, device_ctx, || {
                 program.launch(
                     bus_trace,
-                    device.counts.pointers(),
+                    device.histograms.pointers(),
                     &device.scratch,
                     device_ctx,
                 )
@@ -279,8 +279,8 @@ fn timed(
         Ok(watch.milliseconds()?)
     };
     time()?;
-    let times = (0..runs).map(|_| time()).collect::<Result<Vec<_>>>()?;
-    Times::of(times)
+    let mut times = (0..runs).map(|_| time()).collect::<Result<Vec<_>>>()?;
+    Times::of(&mut times).ok_or_else(|| eyre!("there are no times to sum up"))
 }
 
 /// The columns that the counted interactions read, each once, in order.

@@ -51,11 +51,9 @@ pub fn constant(value: u32) -> AlgebraicExpression<BabyBearField> {
 
 /// The bus of a table in OpenVM's default configuration.
 pub fn bus_of(table: TableKind) -> u64 {
-    match table {
-        TableKind::VariableRangeChecker => 3,
-        TableKind::BitwiseLookup => 6,
-        TableKind::RangeTupleChecker => 7,
-    }
+    TABLES
+        .bus_of_table(table)
+        .expect("the default configuration has every table")
 }
 
 /// Makes a case out of chosen lookups.

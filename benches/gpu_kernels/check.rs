@@ -137,7 +137,7 @@ fn check_case(device: &Device, what: &str, case: &Case, settings: &[GpuSettings]
         let program = compile(kernel, &interactions)?;
         for settings in settings {
             let program = DeviceBusProgram::upload(what, &program, settings, &device.device_ctx)?;
-            let found = device.histograms(&program, bus_trace)?;
+            let found = device.counts_of(&program, bus_trace)?;
             compare(
                 &format!("{kernel}, {what}, {settings:?}"),
                 &case.expected,
@@ -199,7 +199,7 @@ fn beyond_32_bits(device: &Device) -> Result<()> {
             &GpuSettings::default(),
             &device.device_ctx,
         )?;
-        let found = device.histograms(&program, view(&trace, height, live_rows))?;
+        let found = device.counts_of(&program, view(&trace, height, live_rows))?;
         compare(&format!("{kernel}, 2^32 cells and more"), &expected, &found)?;
     }
     println!("a trace of {} cells (beyond 2^32): right", height * width);
@@ -221,7 +221,7 @@ fn check_real(device: &Device, data: &Path) -> Result<()> {
                 &device.device_ctx,
             )?;
             let bus_trace = view(&buffer, real.trace.height, real.trace.live_rows);
-            let found = device.histograms(&program, bus_trace)?;
+            let found = device.counts_of(&program, bus_trace)?;
             compare(
                 &format!("{kernel}, {}", files.trace.display()),
                 &real.expected,
@@ -241,11 +241,7 @@ fn check_real(device: &Device, data: &Path) -> Result<()> {
 
 /// Says where two histograms differ first.
 pub fn compare(what: &str, expected: &Histograms, found: &Histograms) -> Result<()> {
-    for table in [
-        TableKind::VariableRangeChecker,
-        TableKind::RangeTupleChecker,
-        TableKind::BitwiseLookup,
-    ] {
+    for table in TableKind::ALL {
         let (expected, found) = (expected.of(table), found.of(table));
         ensure!(
             expected.len() == found.len(),

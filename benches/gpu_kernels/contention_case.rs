@@ -4,7 +4,7 @@
 use eyre::{bail, ensure, Result};
 use openvm_apc::bus::{
     table::TableKind,
-    terms::launch::{DeviceLimits, Launch, SharedCounters, CHUNK_ROWS},
+    terms::launch::{DeviceLimits, Launch, SharedCounters, CHUNKS_PER_WARP, CHUNK_ROWS},
     BusProgram, CountingInteractions,
 };
 
@@ -23,8 +23,6 @@ const INTERACTIONS: usize = 16;
 /// Bytes of scratch to launch `dag` with: fewer than one slot for every row takes.
 pub const BUS_SCRATCH: usize = 128 << 10;
 
-/// Chunks of a tile: the kernel's `TILE_CHUNKS`.
-const TILE_CHUNKS: u32 = 8;
 /// From where on a private counter is emptied: the kernel's `DRAIN_FROM`.
 const DRAIN_FROM: u64 = 1 << 14;
 
@@ -104,7 +102,7 @@ pub fn ensure_driven(interactions: &CountingInteractions, limits: &DeviceLimits)
                 let count = program.interactions().len();
                 let launch = Launch::plan(LIVE_ROWS as u64, count, &shared, limits);
                 ensure!(
-                    launch.chunks_per_group > TILE_CHUNKS,
+                    u64::from(launch.chunks_per_group) > CHUNKS_PER_WARP,
                     "a block of this GPU ({} multiprocessors) would have {} chunks, so the loop over tiles would run once",
                     limits.multiprocessors,
                     launch.chunks_per_group

@@ -59,17 +59,15 @@ impl ApcFile {
     pub fn interactions(&self) -> Result<CountingInteractions> {
         // Else the multiplicity of the APC's send on the execution bus, which every APC has.
         let is_valid = self.is_valid.or_else(|| {
-            let on_execution_bus = self
+            let mut on_execution_bus = self
                 .machine
                 .bus_interactions
                 .iter()
                 .filter(|interaction| interaction.id == 0);
-            on_execution_bus
-                .filter_map(|interaction| match &interaction.mult {
-                    AlgebraicExpression::Reference(reference) => Some(reference.id),
-                    _ => None,
-                })
-                .next()
+            on_execution_bus.find_map(|interaction| match &interaction.mult {
+                AlgebraicExpression::Reference(reference) => Some(reference.id),
+                _ => None,
+            })
         });
         Ok(CountingInteractions::new(
             &self.machine.bus_interactions,

@@ -7,7 +7,7 @@
 //!     --apc DIR/apc_00_pcPC.json --trace DIR/traces_segment_0/cpu_pcPC_callsC_hH_wW.u32 --rows 1024,65536
 //! ```
 //!
-//! What needs no GPU (files, made-up cases, statistics) is also compiled into `tests/gpu_kernel_cases.rs`, and tested there
+//! What needs no GPU (files, made-up cases) is also compiled into `tests/gpu_kernel_cases.rs`, and tested there
 //! against the programs' interpreters.
 
 mod bench;
@@ -20,7 +20,6 @@ mod files;
 mod programs;
 mod random_case;
 mod repeated;
-mod times;
 
 use std::process::ExitCode;
 

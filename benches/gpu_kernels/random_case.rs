@@ -80,11 +80,7 @@ pub fn random_case(
     let mut expected = Histograms::zeros(&TABLES);
     let mut interactions = Vec::with_capacity(interaction_count);
     for index in 0..interaction_count {
-        let table = [
-            TableKind::VariableRangeChecker,
-            TableKind::RangeTupleChecker,
-            TableKind::BitwiseLookup,
-        ][random.below(3) as usize];
+        let table = TableKind::ALL[random.below(3) as usize];
         let (mult, multiplicities): (_, Vec<u32>) = match random.below(5) {
             0 => (constant(1), vec![1; live_rows]),
             1 => (reference(IS_VALID), vec![1; live_rows]),

@@ -97,6 +97,29 @@ impl PeripheryTables {
     };
 }
 
+/// What decides about the tables' bins: whoever counts with a program needs tables of the same sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableSizes {
+    /// Bins of the variable range checker; zero without one.
+    pub variable_range_checker_bins: usize,
+    /// Exclusive bounds of the two-tuple range checker; zeros without one.
+    pub range_tuple_sizes: [u32; 2],
+    /// Whether there is a bitwise lookup, which has one size only.
+    pub has_bitwise_lookup: bool,
+}
+
+impl std::fmt::Display for TableSizes {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [first, second] = self.range_tuple_sizes;
+        write!(
+            formatter,
+            "a variable range checker of {} bins, a 2-tuple range checker of {first} × {second}, {} bitwise lookup",
+            self.variable_range_checker_bins,
+            if self.has_bitwise_lookup { "a" } else { "no" },
+        )
+    }
+}
+
 /// One of the three tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[repr(u32)]
@@ -107,6 +130,15 @@ pub enum TableKind {
     RangeTupleChecker = 1,
     /// The bitwise lookup.
     BitwiseLookup = 2,
+}
+
+impl TableKind {
+    /// All tables, in the order of their numbers.
+    pub const ALL: [TableKind; 3] = [
+        TableKind::VariableRangeChecker,
+        TableKind::RangeTupleChecker,
+        TableKind::BitwiseLookup,
+    ];
 }
 
 impl std::fmt::Display for TableKind {
@@ -120,17 +152,32 @@ impl std::fmt::Display for TableKind {
 }
 
 impl PeripheryTables {
+    /// The bus that reaches a table, if there is the table.
+    pub fn bus_of_table(&self, table: TableKind) -> Option<u64> {
+        match table {
+            TableKind::VariableRangeChecker => {
+                self.variable_range_checker.map(|table| table.bus_id)
+            }
+            TableKind::RangeTupleChecker => self.range_tuple_checker.map(|table| table.bus_id),
+            TableKind::BitwiseLookup => self.bitwise_lookup.map(|table| table.bus_id),
+        }
+    }
+
     /// The table that a bus reaches, if it counts at all.
     pub fn table_of_bus(&self, bus_id: u64) -> Option<TableKind> {
-        let is = |id: Option<u64>| id == Some(bus_id);
-        if is(self.variable_range_checker.map(|table| table.bus_id)) {
-            Some(TableKind::VariableRangeChecker)
-        } else if is(self.range_tuple_checker.map(|table| table.bus_id)) {
-            Some(TableKind::RangeTupleChecker)
-        } else if is(self.bitwise_lookup.map(|table| table.bus_id)) {
-            Some(TableKind::BitwiseLookup)
-        } else {
-            None
+        TableKind::ALL
+            .into_iter()
+            .find(|&table| self.bus_of_table(table) == Some(bus_id))
+    }
+
+    /// What decides about their bins.
+    pub fn sizes(&self) -> TableSizes {
+        TableSizes {
+            variable_range_checker_bins: self
+                .variable_range_checker
+                .map_or(0, |table| table.bins()),
+            range_tuple_sizes: self.range_tuple_checker.map_or([0; 2], |table| table.sizes),
+            has_bitwise_lookup: self.bitwise_lookup.is_some(),
         }
     }
 

@@ -3,7 +3,7 @@
 use openvm_cuda_common::error::{CudaError, MemCopyError, MemoryError};
 use thiserror::Error;
 
-use crate::units::size;
+use crate::{bus::table::TableSizes, units::size};
 
 /// A failure of the GPU or of its use.
 #[derive(Debug, Error)]
@@ -103,21 +103,16 @@ pub enum GpuError {
 
     /// A program was compiled for other periphery tables than the VM has.
     #[error(
-        "the bus program of {apc} is for tables of {program:?} bins and 2-tuples within {program_sizes:?}, but the VM's chips \
-         have {chips:?} (variable range checker, 2-tuple range checker, bitwise lookup) and {chip_sizes:?}: build the APC for \
-         this VM configuration"
+        "the bus program of {apc} is for these tables: {program}; but the VM's chips are: {chips}; build the APC for this VM \
+         configuration"
     )]
     OtherTables {
         /// The APC.
         apc: String,
-        /// Bins of the tables that the program was compiled for.
-        program: [usize; 3],
-        /// Bounds of the two-tuple range checker that it was compiled for.
-        program_sizes: [u32; 2],
-        /// Bins of the chips.
-        chips: [usize; 3],
-        /// Bounds of the two-tuple range checker's chip.
-        chip_sizes: [u32; 2],
+        /// The tables that the program was compiled for.
+        program: TableSizes,
+        /// The chips' tables.
+        chips: TableSizes,
     },
 
     /// A program or a trace exceeds what the kernels can address.

@@ -4,6 +4,7 @@ use openvm_cuda_common::{d_buffer::DeviceBuffer, error::CudaError, stream::GpuDe
 
 use super::{
     derived::DeviceDerivedColumns,
+    device::clear_last_error,
     error::GpuError,
     ffi,
     structs::{OriginalTrace, Substitution},
@@ -76,10 +77,15 @@ pub fn derive(
     check("apc_derived", target.apc, status)
 }
 
-fn check(kernel: &'static str, apc: &str, status: i32) -> Result<(), GpuError> {
-    CudaError::from_result(status).map_err(|source| GpuError::Launch {
-        kernel,
-        apc: apc.to_string(),
-        source,
+/// What a launcher returned, as a result.
+pub(super) fn check(kernel: &'static str, apc: &str, status: i32) -> Result<(), GpuError> {
+    CudaError::from_result(status).map_err(|source| {
+        // Not every status went through the launcher's own check, which clears it.
+        clear_last_error();
+        GpuError::Launch {
+            kernel,
+            apc: apc.to_string(),
+            source,
+        }
     })
 }

@@ -8,17 +8,20 @@ use std::{
     },
 };
 
-use openvm_cuda_common::{d_buffer::DeviceBuffer, error::CudaError, stream::GpuDeviceCtx};
+use openvm_cuda_common::{d_buffer::DeviceBuffer, stream::GpuDeviceCtx};
 
 use super::{
-    device::{clear_last_error, limits},
+    device::limits,
     error::GpuError,
-    ffi, memory,
+    ffi,
+    launch::check,
+    memory,
     profiler::Capture,
     structs::{BusTrace, PeripheryCounts, TermsProgram},
 };
 use crate::bus::{
     dag,
+    table::TableSizes,
     terms::{
         self,
         launch::{DeviceLimits, Launch, SharedCounters},
@@ -91,10 +94,8 @@ pub fn program_uploads() -> u64 {
 /// A bus program in device memory.
 pub struct DeviceBusProgram {
     apc: String,
-    /// Bins of the tables that it was compiled for.
-    bins: [usize; 3],
-    /// Bounds of the two-tuple range checker that it was compiled for; zeros without one.
-    range_tuple_sizes: [u32; 2],
+    /// Of the tables that it was compiled for.
+    sizes: TableSizes,
     kind: Kind,
 }
 
@@ -167,7 +168,7 @@ impl DeviceVmProgram {
                 device_ctx.stream.as_raw(),
             )
         };
-        check(apc, "apc_apply_bus_vm", status)
+        check("apc_apply_bus_vm", apc, status)
     }
 
     fn bytes(&self) -> usize {
@@ -229,7 +230,7 @@ impl DeviceBusProgram {
                 let limits = limits(settings.private_from_additions)?;
                 // SAFETY: takes no arguments, and touches no memory of ours.
                 let status = unsafe { ffi::_apc_apply_bus_terms_load() };
-                check(apc, "apc_apply_bus_terms", status)?;
+                check("apc_apply_bus_terms", apc, status)?;
                 Kind::Terms {
                     interactions: memory::upload(
                         program.interactions(),
@@ -255,11 +256,7 @@ impl DeviceBusProgram {
         UPLOADS.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             apc: apc.to_string(),
-            bins: program.tables().bins(),
-            range_tuple_sizes: program
-                .tables()
-                .range_tuple_checker
-                .map_or([0; 2], |table| table.sizes),
+            sizes: program.tables().sizes(),
             kind,
         })
     }
@@ -305,13 +302,11 @@ impl DeviceBusProgram {
             return Ok(());
         }
         // Kernels add wherever the program says: what was checked for its tables has to hold for these.
-        if counts.bins() != self.bins || counts.range_tuple_sizes != self.range_tuple_sizes {
+        if counts.sizes() != self.sizes {
             return Err(GpuError::OtherTables {
                 apc: self.apc.clone(),
-                program: self.bins,
-                program_sizes: self.range_tuple_sizes,
-                chips: counts.bins(),
-                chip_sizes: counts.range_tuple_sizes,
+                program: self.sizes,
+                chips: counts.sizes(),
             });
         }
         assert!(
@@ -354,7 +349,7 @@ impl DeviceBusProgram {
                         stream,
                     )
                 };
-                check(&self.apc, "apc_apply_bus_terms", status)
+                check("apc_apply_bus_terms", &self.apc, status)
             }
             Kind::Dag {
                 rules,
@@ -383,7 +378,7 @@ impl DeviceBusProgram {
                         stream,
                     )
                 };
-                check(&self.apc, "apc_apply_bus_dag", status)
+                check("apc_apply_bus_dag", &self.apc, status)
             }
         }
     }
@@ -414,18 +409,6 @@ impl DeviceBusProgram {
             }
         }
     }
-}
-
-fn check(apc: &str, kernel: &'static str, status: i32) -> Result<(), GpuError> {
-    CudaError::from_result(status).map_err(|source| {
-        // Not every status went through the launcher's own check, which clears it.
-        clear_last_error();
-        GpuError::Launch {
-            kernel,
-            apc: apc.to_string(),
-            source,
-        }
-    })
 }
 
 /// Threads of a block of the `dag` kernel.
@@ -462,11 +445,7 @@ pub fn column_read_floor(
             device_ctx.stream.as_raw(),
         )
     };
-    CudaError::from_result(status).map_err(|source| GpuError::Launch {
-        kernel: "column_read_floor",
-        apc: "the benchmark".to_string(),
-        source,
-    })
+    check("column_read_floor", "the benchmark", status)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::mem::{align_of, size_of};
 use openvm_cuda_common::d_buffer::DeviceBuffer;
 
 use crate::{
-    bus::{terms, F},
+    bus::{table::TableSizes, terms, F},
     layout::device_layout,
 };
 
@@ -111,17 +111,13 @@ impl PeripheryCounts {
         }
     }
 
-    /// Bins of each table, by [`TableKind`](crate::bus::table::TableKind).
-    pub fn bins(&self) -> [usize; 3] {
-        [
-            self.variable_range_checker_bins as usize,
-            self.range_tuple_sizes[0] as usize * self.range_tuple_sizes[1] as usize,
-            if self.bitwise_lookup.is_null() {
-                0
-            } else {
-                crate::bus::table::BitwiseLookupTable::BINS
-            },
-        ]
+    /// What decides about the tables' bins.
+    pub fn sizes(&self) -> TableSizes {
+        TableSizes {
+            variable_range_checker_bins: self.variable_range_checker_bins as usize,
+            range_tuple_sizes: self.range_tuple_sizes,
+            has_bitwise_lookup: !self.bitwise_lookup.is_null(),
+        }
     }
 
     /// Counts into the variable range checker's buffer of `bins` u32.

@@ -297,26 +297,13 @@ fn by_bus(
     tables: &PeripheryTables,
     histograms: &Histograms,
 ) -> BTreeMap<u64, BTreeMap<usize, u32>> {
-    let buses = [
-        (
-            TableKind::VariableRangeChecker,
-            tables.variable_range_checker.map(|table| table.bus_id),
-        ),
-        (
-            TableKind::RangeTupleChecker,
-            tables.range_tuple_checker.map(|table| table.bus_id),
-        ),
-        (
-            TableKind::BitwiseLookup,
-            tables.bitwise_lookup.map(|table| table.bus_id),
-        ),
-    ];
-    buses
+    TableKind::ALL
         .into_iter()
-        .filter_map(|(table, bus)| {
+        .filter_map(|table| {
+            let bus = tables.bus_of_table(table)?;
             let bins = histograms.of(table).iter().copied().enumerate();
             let counts: BTreeMap<usize, u32> = bins.filter(|(_, count)| *count != 0).collect();
-            Some((bus?, counts)).filter(|(_, counts)| !counts.is_empty())
+            Some((bus, counts)).filter(|(_, counts)| !counts.is_empty())
         })
         .collect()
 }

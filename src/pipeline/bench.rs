@@ -16,6 +16,7 @@ use crate::{
         event::{record_launches, LaunchTiming},
         open_device, program_uploads, Provenance,
     },
+    times::Times,
     trace::{gpu::plan_uploads, substage::Substage},
 };
 
@@ -249,32 +250,20 @@ fn summarize(timings: &[LaunchTiming]) -> Vec<SubstageTimes> {
     Substage::ALL
         .into_iter()
         .filter_map(|substage| {
-            let mut times: Vec<f64> = of_substage(timings, substage)
+            let mut launches: Vec<f64> = of_substage(timings, substage)
                 .map(|timing| timing.milliseconds)
                 .collect();
-            times.sort_by(f64::total_cmp);
-            let max = *times.last()?;
-            let sum: f64 = times.iter().sum();
+            let times = Times::of(&mut launches)?;
             Some(SubstageTimes {
                 substage: substage.name(),
-                launches: times.len(),
-                sum,
-                mean: sum / times.len() as f64,
-                median: median(&times),
-                max,
+                launches: launches.len(),
+                sum: launches.iter().sum(),
+                mean: times.mean,
+                median: times.median,
+                max: times.max,
             })
         })
         .collect()
-}
-
-/// The median of sorted times: the mean of the two in the middle if their number is even.
-fn median(sorted: &[f64]) -> f64 {
-    let middle = sorted.len() / 2;
-    if sorted.len().is_multiple_of(2) {
-        (sorted[middle - 1] + sorted[middle]) / 2.0
-    } else {
-        sorted[middle]
-    }
 }
 
 #[cfg(test)]

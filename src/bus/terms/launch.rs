@@ -14,7 +14,7 @@ use crate::{
 pub const CHUNK_ROWS: u64 = 128;
 
 /// Chunks that a warp takes at most one after another with one interaction: the kernel's `TILE_CHUNKS`.
-const CHUNKS_PER_WARP: u64 = 8;
+pub const CHUNKS_PER_WARP: u64 = 8;
 
 /// Pieces of work for each warp of a block, at least: the last ones then leave few warps waiting.
 const ITEMS_PER_WARP: u64 = 4;
